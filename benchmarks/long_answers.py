@@ -37,8 +37,8 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.run import LocalRun, warm_start
-from coca_mindspeed.local.validation import open_run
+from coca_mindspeed.local.run import warm_start
+from coca_mindspeed.local.start import open_run
 from coca_mindspeed.utils.json_files import write_json
 from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
@@ -80,8 +80,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         start = warm_start(compose_run("demo", given).run, run.with_name(f"{method}_start"), warm_up, device, False)
         composed = compose_run("demo", [*given, f"model.path={start}"])
         resume = (run / "config.yaml").exists()
-        with open_run(composed.run, run, resume=resume, show_progress=False) as inputs:
-            training = LocalRun.checked(inputs)
+        with open_run(composed, run, resume=resume, show_progress=False) as training:
             training.train(training.start())
     return run / "model"
 

@@ -31,11 +31,10 @@ from coca_mindspeed.evaluation.predictions import read_predictions, write_predic
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import warm_up
+from coca_mindspeed.local.start import open_run
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.local.validation import open_run
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import ServingConfig
@@ -124,8 +123,7 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with open_run(composed.run, directory, resume=resume, show_progress=False) as inputs:
-        local = LocalRun.checked(inputs)
+    with open_run(composed, directory, resume=resume, show_progress=False) as local:
         policy = local.start()
         if not (directory / "model").exists():
             local.train(policy)

@@ -6,13 +6,12 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import ComposedConfig, find_verl_run
-from coca_mindspeed.config.plan import question_rows, show_plan
+from coca_mindspeed.config.plan import show_plan
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.utils.console import print_failure, print_text
 
@@ -65,23 +64,15 @@ def _check(arguments: argparse.Namespace) -> list[str]:
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
     """Check a run of the local engine as its start does, and sample responses of its model."""
-    from coca_mindspeed.local.run_directory import RunState
-    from coca_mindspeed.local.validation import check_settings, read_inputs
+    from coca_mindspeed.local.start import open_run
 
-    check_settings(composed.run, heading=f"{composed.name} cannot run:")
-    with read_inputs(composed.run, RunState(Path()), show_progress=not quiet) as inputs:
-        from coca_mindspeed.local.plan import make_plan  # torch takes seconds to import
-        from coca_mindspeed.local.run import LocalRun
-
-        plan = make_plan(inputs.config, composed.name)
-        plan = replace(plan, rows=(*plan.rows, *question_rows(inputs.questions)), warnings=inputs.warnings)
-        found = None if plan.problems else LocalRun.checked(inputs, plan).trial()
-        time = "unknown: measured by sampling, with weights and evaluation.preflight above 0"
-        show_plan(replace(plan, rows=(*plan.rows, ("time", time if found is None else found.time))), quiet=quiet)
+    with open_run(composed, None, show_progress=not quiet, print_plan=not quiet) as run:
+        found = run.trial()
+    unknown = "time: unknown: measured by sampling, with weights and evaluation.preflight above 0"
+    if not quiet:
+        print_text(unknown if found is None else f"{found}\ntime: {found.time}")
     if found is None:
         return
-    if not quiet:
-        print_text(found)
     if composed.run.warm_up.records is None:
         raise_problems(found.problems())
     elif not quiet:

@@ -8,7 +8,7 @@ from coca_mindspeed.cli.ask import ask
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.local.validation import open_run
+from coca_mindspeed.local.start import open_run
 from coca_mindspeed.utils.console import print_text
 
 _INTRODUCTION = """\
@@ -34,18 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
-    show_progress = not arguments.quiet
-    with open_run(composed.run, arguments.output, resume=arguments.resume, show_progress=show_progress) as inputs:
-        from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
-        from coca_mindspeed.local.run import LocalRun
-
-        local = LocalRun.checked(inputs)
+    with open_run(composed, arguments.output, resume=arguments.resume, show_progress=not arguments.quiet) as local:
         policy = local.start()
         before = local.evaluate_before(policy)
         local.train(policy)
         after = local.evaluate_after(policy)
+    from coca_mindspeed.local.report import write_run_report  # it imports torch
+
     write_run_report(local, before, after, _INTRODUCTION, _NOTES)
-    shown = [next((r for r in inputs.evaluate if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS]
+    shown = [next((r for r in local.inputs.evaluate if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS]
     asked = [record for record in shown if record is not None]
     print_text("\nFive held-out questions, from easy to hard (confidence, question, answer):")
     for record, reply in zip(asked, ask(policy, local.config, asked, 1), strict=True):

@@ -9,7 +9,7 @@ from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
-from coca_mindspeed.local.validation import open_run
+from coca_mindspeed.local.start import open_run
 from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 
@@ -23,11 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_typed(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
-    with open_run(composed.run, output, resume=arguments.resume, show_progress=not arguments.quiet) as inputs:
-        from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
-        from coca_mindspeed.local.run import LocalRun
-
-        run = LocalRun.checked(inputs)
+    with open_run(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
         policy = run.start()
         run.preflight(policy)
         before = run.evaluate_before(policy)
@@ -35,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         after = run.evaluate_after(policy)
     # print instead of rich: a wrapped path cannot be copied.
     if after:
+        from coca_mindspeed.local.report import write_run_report  # it imports torch
+
         write_run_report(run, before, after, _introduction(run.config))
     if (metric := composed.run.checkpoint.best) is not None:
         print(f"best model: {_best(output, metric)}")

@@ -162,7 +162,7 @@ _FORMULA = (
 
 
 def make_plan(config: RunConfig, name: str = "a run") -> Plan:
-    """Plan a run that :func:`.validation.read_inputs` has completed; the problems are those of its memory."""
+    """Plan a run whose number of steps is known and whose model is here; the problems are those of its memory."""
     device, path, rollout = choose_device(config.trainer.device), config.model.path, config.rollout
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     shapes = TINY_MODEL if path is None else weight_shapes(Path(path))

@@ -1,4 +1,4 @@
-"""The stages of a run of the local engine: check, start (load, SFT warm-up), preflight, evaluate, train."""
+"""A run of the local engine: the checks on its device, and its stages: load, warm up, sample, evaluate, train."""
 
 import datetime
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.config.plan import Plan
+from coca_mindspeed.config.plan import question_rows, show_plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
@@ -34,7 +34,7 @@ from coca_mindspeed.local.policy import (
     require_peft,
     resolve_dtype,
 )
-from coca_mindspeed.local.run_directory import Checkpoint, check_same_prompt, with_model, write_settings
+from coca_mindspeed.local.run_directory import check_same_prompt, with_model, write_settings
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
@@ -63,14 +63,15 @@ class LocalRun:
 
     inputs: RunInputs  # with the device's data type and the date of the prompts in its configuration
     device: torch.device
+    tokenizer: Any  # of the model that the run starts from
     started: float  # when the checks began, by `time.perf_counter`
 
     @classmethod
-    def checked(cls, inputs: RunInputs, plan: Plan | None = None) -> "LocalRun":
-        """Check what is known before the weights are read, on the run's device; write nothing.
+    def checked(cls, inputs: RunInputs, name: str, *, print_plan: bool = False) -> "LocalRun":
+        """Check packages, prompts and memory on the run's device; write nothing.
 
-        ``plan`` is that of the run, if it is made already.  Raises ConfigError or DataError for a package, a setting, a
-        model or a prompt that cannot be used, and for too little memory.
+        ``name`` is the run's in messages.  Raises ConfigError or DataError for a package, a setting, a model or a
+        prompt that cannot be used, and for too little memory.
         """
         started = time.perf_counter()
         if not inputs.show_progress:
@@ -79,16 +80,20 @@ class LocalRun:
         if config.trainer.threads is not None:
             torch.set_num_threads(config.trainer.threads)
         device = choose_device(config.trainer.device)
+        require_peft(config.model.lora)
+        require_optimizer(config.optimizer, device)
+        check_custom_method(config.method)
         config = with_model(config, compute_dtype=resolve_dtype(config.model, device))
         # A chat template that reads the clock keeps the date of the run's start.
         if needs_date(config, inputs.train[0]):
             config = with_model(config, prompt_date=datetime.date.today().isoformat())
-        require_peft(config.model.lora)
-        require_optimizer(config.optimizer, device)
-        check_custom_method(config.method)
-        run = cls(replace(inputs, config=config), device, started)
+        path, where = inputs.model, inputs.where
+        tokenizer = tiny_tokenizer() if path is None else load_model_tokenizer(path, config.model, where=where)
+        run = cls(replace(inputs, config=config), device, tokenizer, started)
         run.check_prompts()
-        raise_problems((plan or make_plan(config)).problems)
+        plan = make_plan(config, name)
+        rows = (*plan.rows, *question_rows(inputs.questions))
+        show_plan(replace(plan, rows=rows, warnings=inputs.warnings), quiet=not print_plan)
         return run
 
     @property
@@ -100,12 +105,6 @@ class LocalRun:
         return self.inputs.state.path
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the model that the run starts from."""
-        path, where = self.inputs.model
-        return tiny_tokenizer() if path is None else load_model_tokenizer(path, self.config.model, where=where)
-
-    @property
     def prompt_sha256(self) -> str:
         """SHA-256 of the first training question's prompt."""
         system_prompt = self.config.method.training_method.system_prompt
@@ -116,7 +115,7 @@ class LocalRun:
         """Raise ConfigError or DataError for a prompt that the model cannot process, or a resumed run renders anew."""
         config, inputs, tokenizer = self.config, self.inputs, self.tokenizer
         limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-        (path, where), system_prompt = inputs.model, config.method.training_method.system_prompt
+        path, where, system_prompt = inputs.model, inputs.where, config.method.training_method.system_prompt
         given = (inputs.records, system_prompt, limits)
         if path is None:
             check_readable(inputs.records)
@@ -129,46 +128,38 @@ class LocalRun:
                     "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token",
                     sys.stderr,
                 )
-        if self.resume_from is None and (problem := check_answers(tokenizer, inputs)) is not None:
+        if inputs.state.newest is None and (problem := check_answers(tokenizer, inputs)) is not None:
             print_text(f"warning: {problem}", sys.stderr)
-        check_same_prompt(inputs.state, self.prompt_sha256)
-
-    @property
-    def resume_from(self) -> Checkpoint | None:
-        """The checkpoint to continue from."""
-        return self.inputs.state.newest
+        if inputs.state.has_steps:
+            check_same_prompt(inputs.state, self.prompt_sha256)
 
     def start(self) -> Policy:
         """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
-        for warning in inputs.warnings:
-            print_text(f"warning: {warning}", sys.stderr)
-        policy = None if inputs.model[0] is None else self.load()
+        policy = None if inputs.model is None else self.load(inputs.model)
         write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
         with self._timed("warm_up", self.started):
             if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                     path = warm_start(config, self.output, inputs.train, self.device, inputs.show_progress)
                 return self._load(path, "warm start")
-            if self.resume_from is None and inputs.warm_up:
+            if inputs.state.newest is None and inputs.warm_up:
                 policy = run_sft_warm_up(
                     policy, inputs.warm_up, config, self.output, show_progress=inputs.show_progress
                 )
                 policy = self._with_adapters(policy)
             return policy
 
-    def load(self) -> Policy:
-        """Load the checkpoint or the model of ``model.path``; write nothing."""
-        path, where = self.inputs.model
-        assert path is not None
-        policy = self._load(path, where)
-        check_saveable(policy, f"{where}={path}")
+    def load(self, model: Path) -> Policy:
+        """Load the ``model`` that the run starts from; write nothing."""
+        policy = self._load(model, self.inputs.where)
+        check_saveable(policy, f"{self.inputs.where}={model}")
         return policy
 
     def trial(self) -> Preflight | None:
-        """Sample responses; write nothing.  None without weights, or if ``evaluation.preflight`` is 0."""
-        path, _ = self.inputs.model
-        return None if path is None or not weight_shapes(path) else self._sample(self.load())
+        """Load the weights and sample responses; write nothing.  None without weights, or without a preflight."""
+        model = self.inputs.model
+        return None if model is None or not weight_shapes(model) else self._sample(self.load(model))
 
     def preflight(self, policy: Policy) -> None:
         """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
@@ -193,13 +184,13 @@ class LocalRun:
     def evaluate_before(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions before the first step; a resumed run keeps its earlier answers or has none."""
         with self._timed("evaluate"):
-            trained, keep = self.resume_from is not None, self.inputs.state.resume
-            return self.held_out(policy).before(trained=trained, keep=keep)
+            state = self.inputs.state
+            return self.held_out(policy).before(trained=state.newest is not None, keep=state.resume)
 
     def train(self, policy: Policy, before: Sequence[Prediction] = ()) -> None:
         """Train to the last step; the metrics of ``before``, answers before the training, are logged as step 0."""
         with self._timed("train"):
-            self.trainer(policy).run(self.resume_from, before)
+            self.trainer(policy).run(self.inputs.state.newest, before)
 
     def evaluate_after(self, policy: Policy) -> list[Prediction]:
         """Answer the held-out questions; see :meth:`HeldOut.after`."""
@@ -241,8 +232,8 @@ class LocalRun:
     def _with_adapters(self, policy: Policy) -> Policy:
         if policy.adapters is None:
             add_adapters(policy, self.config.model.lora, derived_seed(self.config.seed, "adapters"))
-            if self.resume_from is not None and self.config.model.lora.rank is not None:
-                load_adapters(policy, self.resume_from.adapters)
+            if (newest := self.inputs.state.newest) is not None and self.config.model.lora.rank is not None:
+                load_adapters(policy, newest.adapters)
         return policy
 
 

@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class RunState:
     """The state of a run's output directory."""
 
     path: Path
-    marker: Mapping[str, Any] | None = None  # of the run that is there; None: there is none
+    marker: Mapping[str, Any] = field(default_factory=dict)  # of the run that is there; empty: there is none
     newest: Checkpoint | None = None  # the checkpoint to continue from; None: the run begins
     has_steps: bool = False  # the run that is there finished a step
     resume: bool = False  # the run that is there goes on
@@ -192,11 +192,10 @@ def write_settings(
     """Write marker and ``config.yaml`` of a run that begins; files of another run without steps are removed."""
     path, marker = found.path, found.marker
     try:
-        without_steps = marker is not None and not found.has_steps
-        if without_steps and not _creates_the_same(found, config, data):
+        if marker and not found.has_steps and not _creates_the_same(found, config, data):
             remove_entries(path, _KIND, ENTRIES)
-            marker = None
-        if marker is None:
+            marker = {}
+        if not marker:
             marker = {
                 "id": uuid.uuid4().hex,
                 "method": config.method.label,
@@ -214,7 +213,7 @@ def write_settings(
 
 def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
     """True if an unfinished start can be reused: same settings, same data."""
-    if found.marker is None or found.marker.get("data") != data or not found.config_path.exists():
+    if found.marker.get("data") != data or not found.config_path.exists():
         return False
     changed = differences(found.saved.model_dump(mode="json"), config.model_dump(mode="json"))
     return {fact_of(_FACTS, key).resume for key, _, _ in changed} <= {"free", "memory"}
@@ -222,8 +221,6 @@ def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Map
 
 def check_same_settings(found: RunState, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
-    if not found.has_steps:
-        return
     free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
     checks.check_resumed_settings(
@@ -237,8 +234,6 @@ def check_same_settings(found: RunState, config: RunConfig) -> None:
 
 def check_same_data(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for a length or records that would have changed the steps already taken."""
-    if not found.has_steps or found.marker is None:
-        return
     _check_same_length(found, config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
@@ -253,8 +248,6 @@ def check_same_data(found: RunState, config: RunConfig, data: Mapping[str, Mappi
 
 def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
     """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
-    if not found.has_steps or found.marker is None:
-        return
     before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
     if before != prompt_sha256:
         raise ConfigError(
@@ -264,6 +257,15 @@ def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
         )
 
 
+def starting_model(config: RunConfig, found: RunState) -> tuple[Path | None, str]:
+    """The model that the run starts from (None: the built-in one), and its name in messages."""
+    if found.newest is not None and config.model.lora.rank is None:
+        return found.newest.model, "checkpoint"
+    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+        return found.path / WARMED_UP, "warm start"  # the adapters' base
+    return None if config.model.path is None else Path(config.model.path), "model.path"
+
+
 def with_model(config: RunConfig, **changes: str) -> RunConfig:
     """The configuration with other keys of ``model``."""
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
@@ -271,7 +273,7 @@ def with_model(config: RunConfig, **changes: str) -> RunConfig:
 
 def with_stored(config: RunConfig, found: RunState) -> RunConfig:
     """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
-    if found.marker is None or not found.config_path.exists():
+    if not found.config_path.exists():
         return config
     saved, name, changes = found.saved.model, config.model.path or "", {}
     if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:

@@ -1,43 +1,30 @@
-"""Checks of a local run before its weights are read.
+"""Records of a local run, and checks of them before its weights are read.
 
-Every run starts with :func:`open_run`, which locks the directory and checks records, gold answers and disk space
-without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
+Records are read without torch.  Checks of prompts, token ids and lengths use the model's tokenizer.
 """
 
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseFormat
-from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or_on_the_hub, same_data, with_steps
 from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.schema import DataConfig, MethodConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
-from coca_mindspeed.data.records import Record, records_digest
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
-from coca_mindspeed.errors import DataError, Problem, find_problems, raise_problems
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.errors import DataError, Problem, raise_problems
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.logging import require_loggers
-from coca_mindspeed.local.model_files import check_template_file, context_limit, download_model, read_model_config
+from coca_mindspeed.local.model_files import context_limit, read_model_config
 from coca_mindspeed.local.run_directory import (
-    WARMED_UP,
     RunState,
-    check_same_data,
-    check_same_settings,
-    check_space,
-    open_run_directory,
-    with_model,
-    with_stored,
 )
-from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
@@ -66,6 +53,8 @@ class RunInputs:
     evaluate: Sequence[Record]
     warm_up: Sequence[Record]
     digests: Mapping[str, Mapping[str, Any]]  # of the records, by the names of the sets
+    model: Path | None  # that the run starts from; None: the built-in one
+    where: str  # names the model in messages
     show_progress: bool
 
     @property
@@ -85,65 +74,6 @@ class RunInputs:
             values = "data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size
             return self.questions.warnings(*values)
         return self.questions.warnings("data.train", data.train, "data.evaluate", data.evaluate)
-
-    @property
-    def model(self) -> tuple[Path | None, str]:
-        """The model that the run starts from (None: the built-in one), and its name in messages."""
-        config, state = self.config, self.state
-        if state.newest is not None and config.model.lora.rank is None:
-            return state.newest.model, "checkpoint"
-        if state.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-            return state.path / WARMED_UP, "warm start"  # the adapters' base
-        return None if config.model.path is None else Path(config.model.path), "model.path"
-
-
-@contextmanager
-def open_run(
-    config: RunConfig, output: Path, *, resume: bool = False, show_progress: bool = True
-) -> Iterator[RunInputs]:
-    """Lock a run's directory and check all that is known of the run without torch; write nothing.
-
-    ``resume`` continues from the newest checkpoint of the run in ``output``.  Raises ConfigError for settings, the
-    output directory and the disk, DataError or GradingError for a record or a gold answer that cannot be used.
-    """
-    check_settings(config, resume=resume)
-    with open_run_directory(output, resume=resume) as state:
-        require_loggers(config.logging)
-        if resume:
-            config = with_stored(config, state)
-            check_same_settings(state, config)  # before records are read and a model is downloaded
-        with read_inputs(config, state, show_progress=show_progress) as inputs:
-            yield inputs
-
-
-def check_settings(config: RunConfig, *, resume: bool = False, heading: str = "") -> None:
-    """Raise ConfigError with all problems of a configuration and of its files.
-
-    A run to ``resume`` has a model of its own, and keeps its data.
-    """
-    files = [or_on_the_hub(missing_data)] if resume else [or_on_the_hub(missing_data), or_on_the_hub(missing_model)]
-    raise_problems(find_problems(config, CHECKS, files, [] if resume else [same_data]), heading)
-
-
-@contextmanager
-def read_inputs(config: RunConfig, state: RunState, *, show_progress: bool) -> Iterator[RunInputs]:
-    """Read a run's records, download its model, complete its configuration, open its grader, and check all of it."""
-    train, evaluate = load_data(config.data)
-    config, warm_up = with_steps(config, len(train)), read_warm_up_records(config)
-    sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
-    digests = {name: records_digest(records) for name, records in sets.items()}
-    model = config.model
-    if model.path is not None and is_hub_id(model.path):
-        path = download_model(model.path, custom_code=model.trust_remote_code, show_progress=show_progress)
-        config = with_model(config, path=str(path))
-    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
-        inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, show_progress)
-        check_same_data(state, config, digests)
-        check_space(config, state, inputs.model[0])
-        if inputs.model[0] is not None:
-            check_template_file(inputs.model[0], model, where=inputs.model[1])
-        grader.check([*train, *evaluate])
-        yield inputs
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:

@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.baselines.predictors import FitConfig, TargetModel
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
+from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
@@ -24,7 +25,8 @@ from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.sft import run_sft_warm_up
-from coca_mindspeed.local.validation import load_data, open_run, read_warm_up_records
+from coca_mindspeed.local.start import open_run
+from coca_mindspeed.local.validation import load_data, read_warm_up_records
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
 from experiments.answers import read_answers, with_reading, write_answers
@@ -173,8 +175,10 @@ def _train(place: Workplace, job: Job) -> Sequence[Prediction]:
     config = with_model(config, path=str(start))
     directory = job.directory(place.output) / "run"
     resume = is_ours(directory, "run")
-    with open_run(config, directory, resume=resume, show_progress=place.show_progress) as inputs:
-        local = (_ReadRun if reads else LocalRun).checked(inputs)
+    composed = ComposedConfig(config, job.name)
+    with open_run(composed, directory, resume=resume, show_progress=place.show_progress) as local:
+        if reads:
+            local = _ReadRun(local.inputs, local.device, local.tokenizer, local.started)
         policy = local.start()
         # the curve's step 0
         before = local.evaluate_before(policy) if config.evaluation.samples > 1 else ()

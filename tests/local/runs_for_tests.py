@@ -12,8 +12,8 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
+from coca_mindspeed.local.start import open_run
 from coca_mindspeed.local.train import Trainer
-from coca_mindspeed.local.validation import open_run
 
 SMALL = (
     "warm_up.steps=15",
@@ -43,7 +43,7 @@ class Session(NamedTuple):
 
     @property
     def resume_from(self) -> Checkpoint | None:
-        return self.run.resume_from
+        return self.run.inputs.state.newest
 
     def close(self) -> None:
         self.opened.close()
@@ -51,8 +51,7 @@ class Session(NamedTuple):
 
 def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
     with ExitStack() as opened:
-        inputs = opened.enter_context(open_run(composed.run, output, resume=resume, show_progress=show_progress))
-        run = LocalRun.checked(inputs)
+        run = opened.enter_context(open_run(composed, output, resume=resume, show_progress=show_progress))
         return Session(run, run.trainer(run.start()), opened.pop_all())
 
 
