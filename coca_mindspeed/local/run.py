@@ -116,9 +116,10 @@ class LocalRun:
         config, inputs, tokenizer = self.config, self.inputs, self.tokenizer
         limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
         path, where, system_prompt = inputs.model, inputs.where, config.method.training_method.system_prompt
-        given = (inputs.records, system_prompt, limits)
+        records = [*inputs.train, *inputs.evaluate, *inputs.warm_up]
+        given = (records, system_prompt, limits)
         if path is None:
-            check_readable(inputs.records)
+            check_readable(records)
             check_lengths(tokenizer, tiny_config(), *given, "the built-in tiny model", inputs.show_progress)
         else:
             check_prompts(tokenizer, path, config.model, *given, where=where, show_progress=inputs.show_progress)
@@ -136,13 +137,13 @@ class LocalRun:
     def start(self) -> Policy:
         """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
-        policy = None if inputs.model is None else self.load(inputs.model)
+        policy = None if inputs.model is None else self.load(inputs.model, inputs.where)
         write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
         with self._timed("warm_up", self.started):
             if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                     path = warm_start(config, self.output, inputs.train, self.device, inputs.show_progress)
-                return self._load(path, "warm start")
+                return self.load(path, "warm start")
             if inputs.state.newest is None and inputs.warm_up:
                 policy = run_sft_warm_up(
                     policy, inputs.warm_up, config, self.output, show_progress=inputs.show_progress
@@ -150,16 +151,17 @@ class LocalRun:
                 policy = self._with_adapters(policy)
             return policy
 
-    def load(self, model: Path) -> Policy:
-        """Load the ``model`` that the run starts from; write nothing."""
-        policy = self._load(model, self.inputs.where)
-        check_saveable(policy, f"{self.inputs.where}={model}")
+    def load(self, path: Path, where: str) -> Policy:
+        """Load a model with the run's adapters; ``where`` names it in messages.  ConfigError if it cannot be used."""
+        dtype = dtype_of_weights(self.config.model.lora)
+        policy = self._with_adapters(load_policy(path, self.config.model, self.device, dtype=dtype, where=where))
+        check_saveable(policy, f"{where}={path}")
         return policy
 
     def trial(self) -> Preflight | None:
         """Load the weights and sample responses; write nothing.  None without weights, or without a preflight."""
-        model = self.inputs.model
-        return None if model is None or not weight_shapes(model) else self._sample(self.load(model))
+        path = self.inputs.model
+        return None if path is None or not weight_shapes(path) else self._sample(self.load(path, self.inputs.where))
 
     def preflight(self, policy: Policy) -> None:
         """Refuse a policy that states too few valid confidences; its samples are step 0's.  Not for a resumed run."""
@@ -224,10 +226,6 @@ class LocalRun:
         """The held-out questions, and how the policy answers them."""
         inputs = self.inputs
         return HeldOut(self.config, policy, inputs.grader, inputs.evaluate, self.output, inputs.show_progress)
-
-    def _load(self, path: Path, where: str) -> Policy:
-        dtype = dtype_of_weights(self.config.model.lora)
-        return self._with_adapters(load_policy(path, self.config.model, self.device, dtype=dtype, where=where))
 
     def _with_adapters(self, policy: Policy) -> Policy:
         if policy.adapters is None:

@@ -57,10 +57,6 @@ class RunInputs:
     where: str  # names the model in messages
     show_progress: bool
 
-    @property
-    def records(self) -> list[Record]:
-        return [*self.train, *self.evaluate, *self.warm_up]
-
     @cached_property
     def questions(self) -> QuestionCounts:
         train, evaluate = ([record.question for record in records] for records in (self.train, self.evaluate))
@@ -70,10 +66,9 @@ class RunInputs:
     def warnings(self) -> tuple[Problem, ...]:
         """Return the warnings of the run's questions."""
         data = self.config.data
-        if data.name == "arithmetic":
-            values = "data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size
-            return self.questions.warnings(*values)
-        return self.questions.warnings("data.train", data.train, "data.evaluate", data.evaluate)
+        if data.name == "records":
+            return self.questions.warnings("data.train", data.train, "data.evaluate", data.evaluate)
+        return self.questions.warnings("data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:

@@ -108,6 +108,38 @@ def prompts_of(model: Path) -> list[list[int]]:
     return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
+def checks_of(command: list[str], code: int, functions: list[str]) -> list[str]:
+    """Those of ``functions`` (``local.load.load_policy``) that a command calls, in the order of their first calls."""
+    called: dict[str, None] = {}
+
+    def note(frame, event, _):
+        if event == "call":
+            called.setdefault(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
+
+    sys.setprofile(note)
+    try:
+        assert main(command) == code
+    finally:
+        sys.setprofile(None)
+    return [name for each in called if (name := each.removeprefix("coca_mindspeed.")) in functions]
+
+
+def test_every_start_makes_the_checks_of_the_documented_list_in_its_order(tmp_path, model):
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.split("### The start of a local run")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| (.*?) \| `(\w+)` \| `([\w/]+)` \|$", section, re.MULTILINE)
+    listed = [f"{module.replace('/', '.')}.{function}" for _, function, module in rows]
+    of_resumed = [name for (title, *_), name in zip(rows, listed, strict=True) if "resumed" in title]
+    new = [name for name in listed if name not in of_resumed]
+    command = arguments(tmp_path, model)
+    check = ["check", *command[1 : command.index("--output")], "evaluation.preflight=2"]
+    assert checks_of(check, 1, listed) == [name for name in new if not name.endswith("open_run_directory")]
+    assert checks_of([*command, "evaluation.preflight=2"], 1, listed) == new
+    assert main(command) == 0
+    resumed = [*command, "trainer.steps=2", "--resume"]
+    assert checks_of(resumed, 0, listed) == [name for name in listed if not name.endswith("run_preflight")]
+
+
 def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path, monkeypatch):
     def fails(*_):
         raise RuntimeError("out of memory")
