@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
 
 from coca_mindspeed.evaluation.metrics import (
     METRIC_SPECS,
@@ -144,7 +145,8 @@ def reliability_diagram(groups: NamedPredictions, closed: BinsClosed = "right") 
         values = calibration_metrics(data.confidence, data.correct, options=MetricOptions(closed=closed)).values
         shown = "  ".join(f"{METRIC_SPECS[m].label} {show(m, values[m])}" for m in ("ece", "auroc", "accuracy"))
         axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=8)
-    _legend(figure, panels)
+    counts = Line2D([], [], color="black", linestyle="none", marker="$12$", markersize=9, label="number of answers")
+    _legend(figure, panels, [counts])
     return figure
 
 
@@ -167,9 +169,10 @@ def _curve(rows: MetricRows, keys: Sequence[str]) -> tuple[list[float], list[flo
 def _draw_averages(
     axes: Axes, steps: Sequence[float], values: Sequence[float], window: int, index: int, label: str
 ) -> None:
-    """Draw line ``index``: the moving average over ``window`` values."""
+    """Draw line ``index``: the moving average over ``window`` values; without a label, without markers too."""
     averages = [np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
     style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
+    style |= {} if label or len(steps) == 1 else {"marker": ""}
     axes.plot(steps, averages, **style, label=label)
 
 
@@ -180,7 +183,8 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
     faint raw curve.
     """
     figure, [first, second] = new_figure(2, 2, (9.0, 6.0))
-    panels = [*first, *second]
+    panels, averaged = [*first, *second], False
+    faint: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.8}
     for axes, (title, unit, keys) in zip(panels, TRAINING_PANELS, strict=True):
         for index, (label, run) in enumerate(runs.items()):
             steps, values = _curve(run, keys)
@@ -188,17 +192,22 @@ def training_curves(runs: Mapping[str, MetricRows]) -> Figure:
                 continue
             window = max(1, len(steps) // 20)
             if window > 1:
-                axes.plot(steps, values, color=line_style(index)["color"], alpha=0.25, linewidth=0.8)
+                averaged = True
+                axes.plot(steps, values, color=line_style(index)["color"], **faint)
             _draw_averages(axes, steps, values, window, index, plot_text(label))
         if not axes.lines:
             logged = any(key in row for rows in runs.values() for row in rows for key in keys)
             _say_why(axes, f"{keys[0]} is {'undefined in every step' if logged else 'not in the metrics'}")
         axes.set_title(title, fontsize=10)
         tidy(axes, xlabel="training step", ylabel=unit)
-    _legend(figure, panels)
+    colour = GREY if len(runs) > 1 else BLUE
+    raw = Line2D([], [], color=colour, label="each step", **faint)
+    mean = Line2D([], [], color=colour, linewidth=1.6, label=_MOVING_AVERAGE)
+    _legend(figure, panels, [raw, mean] if averaged else [])
     return figure
 
 
+_MOVING_AVERAGE = "moving average over a twentieth of the steps"
 _SIGHTS = {"first_sight": "rollout, at first sight", "repeated": "rollout, asked before", "held_out": "held out"}
 
 
@@ -218,10 +227,11 @@ def gap_curves(rows: MetricRows) -> Figure:
         right, stated = (np.array([float(row[key]) for row in known]) for key in keys)
         window = 1 if name == "held_out" else max(1, len(steps) // 20)
         for axes, values in zip(panels, (right, stated, stated - right), strict=True):
-            _draw_averages(axes, steps, values.tolist(), window, index, label)
+            name_of_line = label if window == 1 else f"{label}, moving average"
+            _draw_averages(axes, steps, values.tolist(), window, index, name_of_line)
     if not panels[2].lines:
         _say_why(panels[2], "no response with a valid confidence")
-    panels[2].axhline(0, color=GREY, linestyle="--", linewidth=0.9)
+    panels[2].axhline(0, color=GREY, linestyle="--", linewidth=0.9, label="stated equals right")
     for axes, title in zip(panels, ("Right", "Stated", "Stated minus right"), strict=True):
         axes.set_title(title, fontsize=10)
         tidy(axes, xlabel="training step")
@@ -255,8 +265,8 @@ def _say_why(axes: Axes, reason: str) -> None:
     axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=9)
 
 
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Draw the legend of the panel with most entries below the figure."""
-    handles, labels = max((axes.get_legend_handles_labels() for axes in panels), key=lambda pair: len(pair[1]))
-    if any(labels):
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)
+def _legend(figure: Figure, panels: Sequence[Axes], further: Sequence[Line2D] = ()) -> None:
+    """Draw the legend of the panel with most entries, and ``further`` ones, below the figure."""
+    handles = [*max((axes.get_legend_handles_labels()[0] for axes in panels), key=len), *further]
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8)

@@ -25,6 +25,9 @@ def test_reliability_diagram_shows_accuracy_counts_and_metrics():
     assert bars.get_data().values == pytest.approx([0, 0, 0, 0, 0, 0, 0, 0, 0, 2 / 3])
     assert gaps.get_data().values == pytest.approx([0.05, 0, 0.3, 0, 0, 0, 0, 0, 0, 0.95])  # 0.3 lies in (0.2, 0.3]
     assert [text.get_text() for text in figure.axes[0].texts] == ["1", "1", "3"]
+    [legend] = figure.legends
+    named = ["fraction correct", "gap to stated confidence", "95% interval", "perfect calibration", "number of answers"]
+    assert [text.get_text() for text in legend.get_texts()] == named
     title = figure.axes[0].get_title()
     assert title.startswith("before\n")
     assert f"ECE {calibration_metrics(STATED, RIGHT).values['ece']:.3f}" in title
@@ -44,12 +47,18 @@ def test_training_curves_of_one_and_of_several_runs():
         for i in range(1, 50)
     ]
     titles = ["Confidence reward", "Answer reward", "Expected calibration error", "Response length"]
-    assert [axes.get_title() for axes in training_curves({"": rows}).axes] == titles
+    alone = training_curves({"": rows})
+    assert [axes.get_title() for axes in alone.axes] == titles
+    assert [len(legend.get_texts()) for legend in alone.legends] == [2]  # each step, and the moving average
+    assert training_curves({"": rows[:30]}).legends == []  # no average, so that a panel's title says all
+    markers = [[line.get_marker() for line in training_curves({"": few}).axes[0].lines] for few in (rows[:2], rows[:1])]
+    assert markers == [[""], ["o"]]  # a single step would not be seen without one
     several = training_curves({"coca": rows, "rlvr": [{"step": 1, "reward/answer": 0.4}]})
     assert [len(axes.lines) for axes in several.axes] == [2, 3, 2, 2]  # a raw curve and a moving average
     assert len(several.axes[1].lines[0].get_xdata()) == 48
     [legend] = several.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["coca", "rlvr"]
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["coca", "rlvr"]
+    assert len(legend.get_texts()) == 4
     window = several.axes[0].lines[1].get_ydata()  # over two steps
     assert window[1] == pytest.approx((-1 / 2 - 1 / 3) / 2)
 
@@ -63,7 +72,9 @@ def test_gap_curves_show_each_kind_of_question_that_the_metrics_have():
     assert [line.get_ydata()[-1] for line in last] == pytest.approx([0.1, 0.3])
     assert [list(line.get_xdata()) for line in last] == [[1, 2, 3, 4], [4]]
     [legend] = figure.legends
-    assert len(legend.get_texts()) == 2
+    assert len(legend.get_texts()) == 3  # and the line at 0
+    long = [{"step": i, "first_sight/accuracy": 0.4, "first_sight/confidence": 0.5} for i in range(1, 50)]
+    assert "moving average" in gap_curves(long).legends[0].get_texts()[0].get_text()
 
 
 def test_risk_coverage_by_hand():
