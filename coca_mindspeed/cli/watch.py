@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 import shlex
 import sys
 import time
@@ -123,8 +124,15 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
     answers = [row for file in samples for _, row in read_json_lines(file)]
     parts.append(Panel(_scalars(rows), title=terminal_text(f"{path.name}, step {step}{progress}")))
-    parts.append(Panel(_reliability(answers), title="Reliability of the latest rollout samples"))
+    parts.append(Panel(_reliability(answers), title=f"Reliability of rollout samples{_steps_of(samples)}"))
     return Group(*parts), finished
+
+
+def _steps_of(files: Sequence[Path]) -> str:
+    """Steps of the first and last files of samples; those of the local engine are not of every step."""
+    found = [re.search(r"\d+$", file.stem) for file in (*files[:1], *files[-1:])]
+    steps = dict.fromkeys(int(number[0]) for number in found if number)
+    return f", step{'s' * (len(steps) > 1)} {' to '.join(map(str, steps))}" if steps else ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

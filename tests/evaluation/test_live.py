@@ -38,6 +38,9 @@ def test_scalars_and_reliability(run):
     assert " 4 " in line
     assert "0.75" in line
     assert line.count("█") == 22  # three quarters of 30
+    assert "samples, step 40 " in text
+    (run / "samples" / "step_000010.jsonl").touch()
+    assert "samples, steps 10 to 40 " in show(run)
 
 
 def test_a_run_that_has_just_begun(run, tmp_path_factory):
