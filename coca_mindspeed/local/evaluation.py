@@ -60,12 +60,15 @@ class HeldOut:
     def predictions_after(self) -> Path:
         return self.output / "predictions_after.jsonl"
 
-    def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records``; ``purpose`` seeds the samples and titles the bar; ``method`` None: the run's."""
+    def evaluate(self, records: Sequence[Record], purpose: str, *, trained: bool = True) -> list[Prediction]:
+        """Answer ``records``; ``purpose`` seeds the samples and titles the bar.
+
+        The answers name the run's method if the policy is ``trained`` by it.
+        """
         title, file = f"answering held-out questions, {purpose}", self.output / PROGRESS
         with StepProgress(len(records), self.show_progress, title=title, file=file) as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
-        label = method or self.config.method.label
+        label = self.config.method.label if trained else None
         return [
             replace(prediction, method=label, category=record.category, seed=self.config.seed)
             for prediction, record in zip(predictions, self._repeated(records), strict=True)
@@ -88,7 +91,7 @@ class HeldOut:
             return []
         with interruptible("stopped before the training; a warmed-up model is saved; --resume continues"):
             try:
-                predictions = self.evaluate(self.final_records, "before", method="instruct")
+                predictions = self.evaluate(self.final_records, "before", trained=False)
             except NoDistributionError as error:
                 raise TrainingError(f"evaluation before step 1: {error}") from error
         write_predictions(path, predictions)

@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
 def compare(board: Scoreboard, setting: str) -> list[list[str]]:
     """A row for every cell that the paper prints: our figure, the paper's, and the difference with our interval.
 
-    A run is compared with the paper's method named by its predictions' ``method``, or else by its label.  An average is
-    compared only with the paper's average of the same data sets.
+    A run is compared with the paper's method named by its predictions' ``method``, or else by its label, and answers
+    from before a training with ``instruct``.  An average is compared only with the paper's average of the same data
+    sets.
 
     Raises:
         ConfigError: the setting or a run's method is not the paper's, or there is nothing to compare.
@@ -66,7 +67,8 @@ def compare(board: Scoreboard, setting: str) -> list[list[str]]:
 
 def _paper_method(run: Run, setting: str) -> str:
     methods = paper().per_dataset[setting]
-    for name in (run.method, run.label):
+    before = "instruct" if run.method is None and run.label.endswith("before") else None
+    for name in (run.method, run.label, before):
         if name in methods:
             return str(name)
     raise ConfigError(

@@ -52,6 +52,15 @@ def test_comparison_needs_a_method_and_data_of_the_paper(predictions, method, na
         compare(Scoreboard([Run("ours", predictions, method=method)]), "qwen2.5-7b/math")
 
 
+def test_answers_from_before_a_training_are_compared_with_instruct():
+    runs = [Run("mine before", rows("gsm8k", GOOD)), Run("mine after", rows("gsm8k", GOOD), method="coca")]
+    found = compare(Scoreboard(runs), "qwen2.5-7b/math")
+    assert {row[0]: row[4] for row in found if row[2] == "accuracy"} == {
+        "mine before": "89.46%",
+        "mine after": "92.95%",
+    }
+
+
 def test_the_comparison_is_printed(tmp_path, capsys):
     write_predictions(tmp_path / "coca.jsonl", of_paper("gsm8k", "aime24"))
     assert main(["paper", str(tmp_path / "coca.jsonl"), "--setting", "qwen2.5-3b/math"]) == 0
