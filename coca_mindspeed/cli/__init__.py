@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "collect": "ask a model behind an OpenAI-compatible API for responses, which evaluate grades",
     "ask": "print a model's confidence and answer for questions",
     "evaluate": "compute metrics with intervals of predictions, or of responses that it grades",
-    "report": "compare runs on one HTML page",
+    "report": "the page of a run, or one that compares runs",
     "watch": "follow a running training in the terminal",
     "data": "prepare and export data sets",
     "export": "copy the trained model of a local run, with a model card",

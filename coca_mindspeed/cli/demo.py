@@ -11,11 +11,7 @@ from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.local.start import open_run
 from coca_mindspeed.utils.console import print_text
 
-_INTRODUCTION = """\
-A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
-question is answered once at temperature 1, before and after."""
 _SHOWN_KINDS = ("1+2", "2+2", "3+3", "2*1", "2*2")
-_NOTES = "Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         before = local.evaluate_before(policy)
         local.train(policy)
         after = local.evaluate_after(policy)
-    from coca_mindspeed.local.report import write_run_report  # it imports torch
+    from coca_mindspeed.local.report import finish_run  # it imports torch
 
-    write_run_report(local, before, after, _INTRODUCTION, _NOTES)
+    finish_run(local, before, after)
     shown = [next((r for r in local.inputs.evaluate if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS]
     asked = [record for record in shown if record is not None]
     print_text("\nFive held-out questions, from easy to hard (confidence, question, answer):")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.start import open_run
@@ -31,14 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
         after = run.evaluate_after(policy)
     # print instead of rich: a wrapped path cannot be copied.
     if after:
-        from coca_mindspeed.local.report import write_run_report  # it imports torch
+        from coca_mindspeed.local.report import finish_run  # it imports torch
 
-        write_run_report(run, before, after, _introduction(run.config))
+        finish_run(run, before, after)
     if (metric := composed.run.checkpoint.best) is not None:
         print(f"best model: {_best(output, metric)}")
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
-    print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
-    print(f"      {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
+    if not after:
+        print(f"training curves: {shlex.join(['coca-mindspeed', 'report', str(output)])}")
+    print(f"next: {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
     return 0
 
 
@@ -56,13 +56,3 @@ def _best(output: Path, metric: str) -> str:
     better = METRIC_SPECS[metric.removeprefix("eval/")].better
     worse = better * before > better * best["value"]
     return f"{text}; before the training {before:.4g}{', which no step reached' if worse else ''})"
-
-
-def _introduction(config: RunConfig) -> str:
-    model = "The built-in tiny model" if config.model.path is None else f"`{config.model.path}`"
-    when = "the training" if config.warm_up.records is None else "the RL training, with the warm-up already done"
-    samples = config.evaluation.samples
-    return (
-        f"{model} was trained for {config.trainer.steps} steps per stage. Each held-out question is answered "
-        f'{"once" if samples == 1 else f"{samples} times"} at temperature 1.\n"before" is before {when}.'
-    )

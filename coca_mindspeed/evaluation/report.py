@@ -283,8 +283,26 @@ _NO_PREDICTIONS = (
 )
 
 
-def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str, bytes]]:
-    """Sections with plots, and these by path."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of the report of one run: Markdown, with a title, and the pictures that it names.
+
+    They show the training and the reliability of all answers together.
+    """
+
+    text: str
+    pictures: Mapping[str, bytes]
+
+
+def reliability_caption(closed: BinsClosed) -> str:
+    return (
+        "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
+        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
+    )
+
+
+def _plots(board: Scoreboard, runs: Sequence[Run], opening: Opening | None) -> tuple[list[str], dict[str, bytes]]:
+    """Sections with the plots that the opening lacks, and these by path."""
     from coca_mindspeed.evaluation.plots import (  # matplotlib
         png_bytes,
         reliability_diagram,
@@ -300,17 +318,15 @@ def _plots(board: Scoreboard, runs: Sequence[Run]) -> tuple[list[str], dict[str,
         parts.extend([f"### {heading}", f"![{heading}. {caption}]({path})", caption])
 
     if training := {run.label: run.training for run in runs if run.training}:
-        caption = "A line for each run; faint: every step, strong: moving average."
+        caption = "A line for each run; faint: each step, strong: moving average."
         add("training", "Training", caption, training_curves(training))
     closed = board.options.closed
-    reliability = (
-        "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
-        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
-    )
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
         slug = "".join(c if c.isalnum() else "_" for c in dataset)
-        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, reliability_diagram(groups, closed))
+        if opening is None or len(board.datasets) > 1:
+            caption = reliability_caption(closed)
+            add(f"reliability_{slug}", f"Reliability: {dataset}", caption, reliability_diagram(groups, closed))
         risk = "Error rate when only the most confident answers are given."
         add(f"risk_coverage_{slug}", f"Risk and coverage: {dataset}", risk, risk_coverage_curves(groups))
     return parts, pictures
@@ -334,14 +350,19 @@ def shorten(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def write_report(runs: Sequence[Run], directory: Path, *, closed: BinsClosed = "right") -> tuple[Path, Path]:
-    """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
+def write_report(
+    runs: Sequence[Run], directory: Path, *, closed: BinsClosed = "right", opening: Opening | None = None
+) -> tuple[Path, Path]:
+    """Write ``report.html`` (self-contained), ``report.md`` and pictures; return the paths of the first two.
 
-    ``closed`` is the side on which bins include their edge.
+    ``closed`` is the side on which bins include their edge.  An ``opening`` is that of one run, whose answers ``runs``
+    are; if it has no pictures, there are none.
     """
     board = Scoreboard(runs, options=MetricOptions(closed=closed))
-    plots, pictures = _plots(board, runs)
+    plots, pictures = ([], {}) if opening and not opening.pictures else _plots(board, runs, opening)
     parts = ["# Calibration report", f"coca-mindspeed {__version__}. {_HOW_TO_READ}"]
+    if opening is not None:
+        parts, pictures = [opening.text, *parts[1:]], {**opening.pictures, **pictures}
     parts += _results(board) if board.runs else [_NO_PREDICTIONS]
     parts += plots
     if board.runs:

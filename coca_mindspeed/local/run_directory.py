@@ -50,7 +50,7 @@ ENTRIES = (
     *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
     *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
-    *("report.md", "report.html", "reliability.png", "training_curves.png", "gap.png"),
+    *("report.md", "report.html", "reliability.png", "training_curves.png", "gap.png", "figures"),
     *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
 _FACTS = facts_of(RunConfig)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,27 @@ def test_a_run_shows_before_and_after(whole, printed):
         assert f"({picture})" in report
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
     page = (output / "report.html").read_text()
-    assert page.count(' src="') == page.count('src="data:image/png;base64,iVBOR') == 3
+    assert page.count(' src="') == page.count('src="data:image/png;base64,iVBOR') == 4  # one of the risk
+    assert "### Error by threshold: arithmetic" in report
     shown = printed.getvalue()
-    assert f"coca-mindspeed report {output}" in shown
+    assert str(output / "report.html") in shown
     assert f"coca-router serve --model {output / 'model'}" in shown
+
+
+def test_report_makes_the_page_of_a_run_again(whole, tmp_path, monkeypatch):
+    run = shutil.copytree(whole, tmp_path / "run")
+    names = [str(path.relative_to(run)) for path in run.rglob("*") if path.suffix in (".html", ".md", ".png")]
+    assert len(names) == 6
+    for name in names:
+        (run / name).unlink()
+    monkeypatch.chdir(tmp_path)
+    for output, options in ((run, []), (tmp_path / "elsewhere", ["--output", "elsewhere"])):
+        assert main(["report", str(run), *options]) == 0
+        assert [name for name in names if (output / name).read_bytes() != (whole / name).read_bytes()] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
+    (run / "summary.json").unlink()  # as while it trains
+    assert main(["report", str(run)]) == 0
+    assert "### Training" in (run / "report.md").read_text()
 
 
 def test_a_demo_is_the_same_run_without_the_baseline_row(whole, finished_demo):
