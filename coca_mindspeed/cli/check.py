@@ -6,16 +6,15 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import ComposedConfig, find_verl_run
-from coca_mindspeed.config.plan import show_plan
+from coca_mindspeed.config.plan import Plan, show_plan
 from coca_mindspeed.errors import CocaError, UsageError, raise_problems
 from coca_mindspeed.utils.console import print_failure, print_text
-
-_CLUSTER_OPTIONS = ("write", "output", "metrics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,37 +28,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        start = _check(arguments)
+        start, missing = _check(arguments)
     except CocaError as error:
         code = print_failure(error, error.exit_code)
         count = len(getattr(error, "problems", ())) or 1
         print_text(f"{count} problem{'s' * (count > 1)}", sys.stderr)
         return code
     if not arguments.quiet:
-        print_text(f"start it by: {shlex.join(start)}\nOK")
+        if missing:
+            print_text(f"not here yet, and needed to start: {', '.join(missing)}")
+        print_text(f"start it by: {start}\nOK")
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> list[str]:
-    """Check and print the plan; return the command that starts the run."""
+def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """Check and print the plan; return the command that starts the run, and the keys whose files are missing."""
     name, quiet = arguments.run_name, arguments.quiet
     file = find_verl_run(name)
     composed = None if file else compose_typed(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
-        _check_cluster(composed, arguments)
-        own = Path("launch", f"{name}.sh")
-        return ["bash", *([str(own)] if own.is_file() else ["launch/run.sh", name]), *arguments.overrides]
-    for option in _CLUSTER_OPTIONS:
+        plan = _check_cluster(composed, arguments)
+        return _launch_command(composed, arguments.overrides), plan.missing
+    for option in ("write", "metrics", *(["output"] if file else [])):
         if getattr(arguments, option):
-            raise UsageError(f"--{option.replace('_', '-')}: is for runs on MindSpeed-RL, unlike {name}")
+            raise UsageError(f"--{option}: is for runs on MindSpeed-RL, unlike {name}")
     if composed is None:
         from coca_mindspeed.verl.plan import make_plan
 
         assert file is not None
-        show_plan(make_plan(file, arguments.overrides), quiet=quiet)
-        return ["bash", "launch/verl.sh", name, *arguments.overrides]
+        verl_plan = make_plan(file, arguments.overrides)
+        show_plan(verl_plan, quiet=quiet)
+        return shlex.join(["bash", "launch/verl.sh", name, *arguments.overrides]), verl_plan.missing
     _check_local(composed, quiet)
-    return ["coca-mindspeed", "train", name, *arguments.overrides, "--output", f"runs/{Path(name).stem}"]
+    output = str(arguments.output or Path("runs", Path(name).stem))
+    return shlex.join(["coca-mindspeed", "train", name, *arguments.overrides, "--output", output]), []
+
+
+def _launch_command(composed: ComposedConfig, overrides: Sequence[str]) -> str:
+    """The command of the first node; the launch scripts take the number of nodes from the environment."""
+    own, nodes = Path("launch", f"{composed.name}.sh"), composed.run.hardware.nodes
+    rest = [override for override in overrides if not override.lstrip("+").startswith("hardware.nodes=")]
+    command = shlex.join(["bash", *([str(own)] if own.is_file() else ["launch/run.sh", composed.name]), *rest])
+    if nodes == 1:
+        return command
+    return f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR=ADDRESS {command}   (on each node, with its NODE_RANK)"
 
 
 def _check_local(composed: ComposedConfig, quiet: bool) -> None:
@@ -79,7 +91,7 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
         print_text("the run samples again after its warm-up")
 
 
-def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
+def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> Plan:
     from coca_mindspeed.mindspeed.plan import show_plan_of
     from coca_mindspeed.mindspeed.start.records import check_gold_answers
     from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
@@ -94,3 +106,4 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
     if file is not None:
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
+    return plan

@@ -18,6 +18,7 @@ from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.process import GIB
 
 Row = tuple[str, str]
+_MISSING = " (MISSING)"
 _STABLE_EPS = 0.05  # the smallest that was seen to keep the confidence learning without a bonus
 
 
@@ -65,6 +66,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """Labels of the rows whose file or directory is not there."""
+        return [label for label, value in self.rows if value.endswith(_MISSING)]
 
 
 _OFTEN = 10  # times that a question is asked, from which on a confidence may hold for the questions of training alone
@@ -127,7 +133,7 @@ def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
     """Paths by their keys, those of missing files marked; a key without a path has no row."""
     for key, path in files.items():
         if path:
-            yield key, path if Path(path).exists() else f"{path} (MISSING)"
+            yield key, path if Path(path).exists() else f"{path}{_MISSING}"
 
 
 def form_notes(method: MethodConfig, word: str) -> Iterator[str]:

@@ -25,7 +25,8 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=16"], 1, "1 problem"),
         (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=0"], 1, "1 problem"),
         (["demo", "rollout.prompt=1"], 2, "1 problem"),
-        (["demo", "--output", "x"], 2, "1 problem"),
+        (["demo", "--metrics", "x"], 2, "1 problem"),
+        (["coca_qwen25_7b", "--output", "x"], 2, "1 problem"),
         (["nowhere.yaml"], 2, "1 problem"),
     ],
 )
@@ -33,6 +34,28 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert main(["check", *arguments]) == code
     captured = capsys.readouterr()
     assert (captured.err if code else captured.out).splitlines()[-1] == verdict
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        (["qwen25_7b_910b"], "bash launch/qwen25_7b_910b.sh"),
+        (["qwen25_7b_910b", "hardware.nodes=2", "seed=1"], "NNODES=2 NODE_RANK=0 MASTER_ADDR=ADDRESS bash launch/"),
+        (["demo", "data.train_size=70", "data.evaluate_size=35", "--output", "a b"], "coca-mindspeed train demo"),
+    ],
+)
+def test_the_command_that_starts_the_run_takes_what_was_typed(typed, command, capsys):
+    assert main(["check", *typed]) == 0
+    start = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("start it by: "))
+    assert start.startswith(f"start it by: {command}")
+    assert "hardware.nodes" not in start
+    assert ("--output 'a b'" in start) == ("a b" in typed)
+
+
+def test_what_is_not_there_yet_is_named_before_the_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "qwen25_7b_910b"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3].endswith("data.train, data.evaluate, model.path, weights")
 
 
 @pytest.mark.parametrize(("file", "rows"), [("data/big_math/train.jsonl", "251,122"), ("mine.jsonl", "unknown")])
