@@ -195,12 +195,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(finished, tmp_path, 
     trainer = session.trainer
     calls = 0
 
-    def poisoned(policy, rollout, *rest):
+    def poisoned(policy, rollout, credited, *rest):
         nonlocal calls
         calls += 1
         if calls == 2:
-            rollout.token_advantages.fill_(math.nan)
-        return update_policy(policy, rollout, *rest)
+            credited.token_advantages.fill_(math.nan)
+        return update_policy(policy, rollout, credited, *rest)
 
     monkeypatch.setattr("coca_mindspeed.local.train.update_policy", poisoned)
     with pytest.raises(TrainingError, match=r"(?s)step 6: objective/loss is nan.*step_000004"):
