@@ -8,8 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import (
@@ -20,7 +18,7 @@ from coca_mindspeed.cli.options import (
     place,
     prediction_columns,
 )
-from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.errors import ConfigError, DataError, UsageError, did_you_mean
 from coca_mindspeed.evaluation.adapters import is_ungraded, read_opencompass, read_responses
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -39,9 +37,10 @@ from coca_mindspeed.evaluation.predictions import (
     answers_first,
     outcomes,
     read_predictions,
+    rows_by_field,
     write_predictions,
 )
-from coca_mindspeed.evaluation.report import not_shown_usable, risk_tables, summary_table
+from coca_mindspeed.evaluation.report import not_shown_usable, reasons_not_usable, risk_tables, summary_table
 from coca_mindspeed.evaluation.scoreboard import (
     Column,
     PairedDifference,
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths = "predictions; responses to grade; run directories; an OpenCompass run's time-stamped folder"
     option("files", nargs="+", type=Path, metavar="PATH", help=paths)
     option("--output", type=place, metavar="DIR", help="write metrics.json, metrics.md and predictions.jsonl there")
-    fields = 'JSON of columns by field, {"confidence": "p", "correct": "right"}; others are not read'
+    fields = 'JSON of columns by field, {"confidence": "p"}, where their names differ'
     option("--columns", type=prediction_columns, metavar="JSON", help=fields)
     option("--gold", type=Path, metavar="FILE", help="records to grade responses by (default: their own column gold)")
     own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
@@ -85,21 +84,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     predictions = _read_all(arguments)
+    base = None if arguments.against is None else _base(arguments.against)
     _refuse_repeats(predictions, arguments.files)
+    _warn_of_other_questions([*predictions, *(base.predictions if base is not None else ())])
     runs = unique_labels(split_runs(predictions, "unnamed"))
     _warn_of_ungradable(runs)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     board = Scoreboard(runs, options=options)
     text = f"{summary_table(board)}\nECE: {options.bins_text}.\n{not_shown_usable(board)}"
     differences: dict[str, object] = {}
-    if arguments.against is not None:
-        differences, compared = _differences(board, _base(arguments.against), arguments.against)
+    if base is not None:
+        differences, compared = _differences(board, base, arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     text += _second(runs)
     for table in risk_tables(board):
         text += f"\n{one_line(table.heading)}: {table.meaning}.\n\n{table.markdown()}"
-    text += _suggested(runs)
+    text += _suggested(board)
     print_markdown(text)
     if arguments.output is not None:
         chosen = {"bins": options.bins, "bins_closed": options.closed, "replicates": 1000, "seed": 0}
@@ -112,13 +113,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _hint_at_position(predictions: Sequence[Prediction]) -> None:
+def _hint_at_position(predictions: Sequence[Prediction]) -> bool:
     """Name the option if most responses state no confidence before the answer, but one after it."""
     unread = [p for p in predictions if p.confidence is None]
     parse = ResponseParser("last")
     behind = sum(parse(p.response).confidence is not None for p in unread)
-    if 2 * behind > len(predictions):
+    if found := 2 * behind > len(predictions):
         _warn(f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last")
+    return found
+
+
+def _warn_of_no_confidence(path: Path, columns: Mapping[str, str] | None, count: int) -> None:
+    names = dict.fromkeys(name for _, row in rows_by_field(path, columns) for name in row)
+    where = "in the column 'confidence'"
+    if "confidence" not in names:
+        where = f"before its answer; the columns are {', '.join(map(repr, names))}{did_you_mean('confidence', names)}"
+        where += '; --columns \'{"confidence": "COLUMN"}\' reads it from a column'
+    _warn(f"warning: {path}: none of {count} responses states a valid confidence {where}")
+
+
+def _warn_of_other_questions(predictions: Sequence[Prediction]) -> None:
+    """Warn if predictions that are paired, by data set and id, are answers to different questions."""
+    asked: dict[tuple[str, str], set[str]] = {}
+    for p in predictions:
+        if p.question.strip():
+            asked.setdefault((p.dataset, p.id), set()).add(" ".join(p.question.split()))
+    if differ := [key for key, questions in asked.items() if len(questions) > 1]:
+        dataset, name = differ[0]
+        _warn(
+            f"warning: {len(differ)} of {len(asked)} questions have another text in another file, the first is "
+            f"{name!r} of {dataset!r}; files are paired by data set and id (a row without id has its number): give the "
+            "rows the 'id' of their question, or a 'dataset' to each set of questions"
+        )
 
 
 def _warn_of_ungradable(runs: Sequence[Run]) -> None:
@@ -217,12 +243,14 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             grader,
             columns=arguments.columns,
             grader_name=name,
+            grader_options=arguments.grader_options,
             parser=ResponseParser(position, arguments.decimals),
             tokenizer=tokenizer,
             warn=_warn,
         )
-    if arguments.position is None:
-        _hint_at_position(found)
+    hinted = arguments.position is None and _hint_at_position(found)
+    if not hinted and all(p.confidence is None for p in found):
+        _warn_of_no_confidence(path, arguments.columns, len(found))
     return found
 
 
@@ -233,7 +261,7 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
         if key in seen:
             raise DataError(
                 f"{', '.join(map(str, files))}: {p.dataset} {p.id}, sample {p.sample}, appears twice for one method; "
-                "evaluate the files separately, or set 'method'"
+                "evaluate the files separately, or set 'dataset' or 'method' in their rows"
             )
         seen.add(key)
 
@@ -253,18 +281,21 @@ def _second(runs: Sequence[Run]) -> str:
     return f"\nConfidence after the answer:\n\n{markdown_table(['run', 'data', *labels], rows)}"
 
 
-def _suggested(runs: Sequence[Run]) -> str:
-    """The threshold of each run that tells right from wrong answers best."""
-    text = ""
-    for run in runs:
-        data = outcomes(run.predictions)
-        if answers_first(run.predictions) or np.isnan(data.confidence).all():
+def _suggested(board: Scoreboard) -> str:
+    """The threshold of each run that tells right from wrong answers best, on the data sets where it is usable."""
+    text, not_usable = "", reasons_not_usable(board)
+    for run in board.runs:
+        usable = [dataset for dataset in run.by_dataset() if (run.label, dataset) not in not_usable]
+        predictions = [p for p in run.predictions if p.dataset in usable]
+        if not predictions or answers_first(predictions):
             continue
+        data = outcomes(predictions)
+        on = "" if len(usable) == len(run.by_dataset()) else f", {', '.join(usable)}"
         advice = "none; above every threshold, at least half of the answers are wrong"
         if (found := suggested_threshold(data.confidence, data.correct)) is not None:
             accepted = f"{found.coverage:.1%} of the answers are accepted and {found.risk:.1%} of these are wrong"
             advice = f"from {found.threshold:.6g} on, {accepted}"
-        text += f"{one_line(run.label)}: {advice}.\n"
+        text += f"{one_line(run.label + on)}: {advice}.\n"
     if not text:
         return ""
     heading = (

@@ -7,12 +7,11 @@ row that is not in the published form, and :class:`Ungradable`.
 import math
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from coca_mindspeed.data.facts import normalise_fact
 from coca_mindspeed.data.prompts import SHORT_ANSWER
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, describe, scalar_text
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json, value_of
 
 
@@ -48,7 +47,7 @@ def _text(row: Mapping[str, Any], *names: str) -> str:
     """Return a non-blank string; raises RowError if it is missing, blank or not a string."""
     value = _column(row, *names)
     if not isinstance(value, str):
-        raise RowError(f"column {names[0]!r} should be a string, found {_describe(value)}")
+        raise RowError(f"column {names[0]!r} should be a string, found {describe(value)}")
     if not value.strip():
         raise RowError(f"column {names[0]!r} is empty")
     return value
@@ -57,14 +56,10 @@ def _text(row: Mapping[str, Any], *names: str) -> str:
 def _scalar_text(row: Mapping[str, Any], *names: str) -> str:
     """Return a string or number as stripped text; raises RowError if it is missing, blank or neither."""
     value = _column(row, *names)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise RowError(f"column {names[0]!r} should be a string or a number, found {_describe(value)}")
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise RowError(f"column {names[0]!r} should be finite, found {value}")
-        # Its shortest decimal, without an exponent or a zero fraction.
-        value = format(Decimal(repr(value)), "f").removesuffix(".0") if value else 0
-    stripped = str(value).strip()
+    try:
+        stripped = scalar_text(value).strip()
+    except ValueError as error:
+        raise RowError(f"column {names[0]!r} should be {error}") from error
     if not stripped:
         raise RowError(f"column {names[0]!r} is empty")
     return stripped
@@ -76,7 +71,7 @@ def _text_list(row: Mapping[str, Any], name: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RowError(f"column {name!r} should be a list of strings, found {_describe(value)}")
+        raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
     return value
 
 
@@ -84,11 +79,6 @@ def _optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
     """Return metadata ``{key: value}`` of the columns that exist and hold a JSON value."""
     found = {key: row[name] for key, name in columns.items() if row.get(name) not in (None, "", [])}
     return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
-
-
-def _describe(value: Any) -> str:
-    """Return the value's type and beginning, for messages."""
-    return "null" if value is None else f"{type(value).__name__} {value!r:.60}"
 
 
 _CODE_BLOCK = "Give the whole program in one ```python code block."
@@ -110,7 +100,7 @@ def _of_chat(row: Mapping[str, Any], column: str) -> dict[str, str]:
     try:
         turns = [(message["role"], message["content"]) for message in messages]
     except (TypeError, KeyError):
-        raise RowError(f"column {column!r} should be a list of role and content, found {_describe(messages)}") from None
+        raise RowError(f"column {column!r} should be a list of role and content, found {describe(messages)}") from None
     roles = [role for role, _ in turns]
     if roles[roles[:1] == ["system"] :] not in (["user"], ["user", "assistant"]):
         expected = "one user's and one assistant's message, after a system message if there is one"
@@ -137,7 +127,7 @@ def _solve_rate(value: Any) -> dict[str, float]:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return {}
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {_describe(value)}")
+        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {describe(value)}")
     return {"solve_rate": float(value), "difficulty": 1.0 - value}
 
 
@@ -159,7 +149,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
     tests = _tests(_column(row, "input_output"))
     starter = row.get("starter_code") or ""
     if not isinstance(starter, str):
-        raise RowError(f"column 'starter_code' should be a string, found {_describe(starter)}")
+        raise RowError(f"column 'starter_code' should be a string, found {describe(starter)}")
     metadata: dict[str, Any] = {
         "tests": tests,
         "instruction": _instruction(starter, tests.get("entry_point")),
@@ -170,11 +160,11 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
     if level in _LEVELS:
         metadata |= {"level": level, "difficulty": _LEVELS.index(level) / (len(_LEVELS) - 1)}
     elif level not in (None, "", "UNKNOWN_DIFFICULTY"):
-        raise RowError(f"column 'difficulty' should be one of {', '.join(_LEVELS)}, found {_describe(level)}")
+        raise RowError(f"column 'difficulty' should be one of {', '.join(_LEVELS)}, found {describe(level)}")
     if (limit := row.get("time_limit")) not in (None, ""):
         match = _SECONDS.fullmatch(str(limit))
         if match is None:
-            raise RowError(f"column 'time_limit' should be seconds like '2.0 seconds', found {_describe(limit)}")
+            raise RowError(f"column 'time_limit' should be seconds like '2.0 seconds', found {describe(limit)}")
         metadata["time_limit"] = float(match[1])
     return Record(f"taco-{number}", "taco", "code", _text(row, "question"), "", None, metadata)
 
@@ -189,7 +179,7 @@ def _tests(value: Any) -> dict[str, Any]:
     except JsonError as error:
         raise RowError(f"column 'input_output' is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise RowError(f"column 'input_output' should hold a JSON object, found {_describe(parsed)}")
+        raise RowError(f"column 'input_output' should hold a JSON object, found {describe(parsed)}")
     inputs, outputs = parsed.get("inputs"), parsed.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise RowError("column 'input_output' should hold 'inputs' and 'outputs', lists of one length")
@@ -199,7 +189,7 @@ def _tests(value: Any) -> dict[str, Any]:
         pairs = zip(map(_stream, inputs), map(_stream, outputs), strict=True)
         return {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in pairs]}
     if not isinstance(entry_point, str):
-        raise RowError(f"column 'input_output': 'fn_name' should be a string, found {_describe(entry_point)}")
+        raise RowError(f"column 'input_output': 'fn_name' should be a string, found {describe(entry_point)}")
     if _has_integer_keys(inputs):
         raise Ungradable("an argument is a dictionary with integer keys, which JSON has turned into strings")
     calls = [
@@ -214,7 +204,7 @@ def _stream(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise RowError(f"column 'input_output': a test's text should be a string, found {_describe(value)}")
+        raise RowError(f"column 'input_output': a test's text should be a string, found {describe(value)}")
     return value
 
 
@@ -263,7 +253,7 @@ def math500(row: Mapping[str, Any], number: int) -> Record:
     metadata = _optional(row, source="subject")
     if (level := row.get("level")) is not None:
         if isinstance(level, bool) or not isinstance(level, (int, float)) or level not in range(1, 6):
-            raise RowError(f"column 'level' should be an integer from 1 to 5, found {_describe(level)}")
+            raise RowError(f"column 'level' should be an integer from 1 to 5, found {describe(level)}")
         metadata |= {"level": int(level), "difficulty": (int(level) - 1) / 4}
     return Record(
         str(row.get("unique_id") or f"math500-{number}"),
@@ -290,7 +280,7 @@ def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``task_id``, ``prompt``, ``test_imports``, ``test_list``; the tests are shown, as is usual with MBPP."""
     imports, asserts, task = _text_list(row, "test_imports"), _text_list(row, "test_list"), _column(row, "task_id")
     if isinstance(task, bool) or not isinstance(task, (int, str)) or not str(task).isdecimal():
-        raise RowError(f"column 'task_id' should be a number, found {_describe(task)}")
+        raise RowError(f"column 'task_id' should be a number, found {describe(task)}")
     if not asserts:
         raise Ungradable("no tests")
     shown = "\n".join(asserts)
@@ -342,15 +332,15 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
     answer = None if "QuestionId" in row and "Answer" not in row else _column(row, "answer", "Answer")
     forms = ({"value", "aliases"}, {"Value", "Aliases"})
     if answer is not None and not (isinstance(answer, dict) and any(form <= answer.keys() for form in forms)):
-        raise RowError(f"column 'answer' should hold 'value' and 'aliases', found {_describe(answer)}")
+        raise RowError(f"column 'answer' should hold 'value' and 'aliases', found {describe(answer)}")
     gold = None if answer is None else answer.get("value", answer.get("Value"))
     if answer is None or gold in ("", "<unk>", None):
         raise Ungradable("no gold answer: the test split is not labelled")
     aliases = [gold, *(answer.get("aliases", answer.get("Aliases")) or []), *(answer.get("HumanAnswers") or [])]
     if not all(isinstance(alias, str) for alias in aliases):
-        raise RowError(f"column 'answer': aliases should be strings, found {_describe(aliases)}")
+        raise RowError(f"column 'answer': aliases should be strings, found {describe(aliases)}")
     if not any(map(normalise_fact, aliases)):
-        raise Ungradable(f"a gold answer that no answer is compared by: {_describe(aliases)}")
+        raise Ungradable(f"a gold answer that no answer is compared by: {describe(aliases)}")
     metadata: dict[str, Any] = {
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],
         "instruction": SHORT_ANSWER,

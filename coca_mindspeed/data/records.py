@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +100,25 @@ def default_category(answer: str) -> str:
     return "factual" if any(words) else "math"
 
 
+def scalar_text(value: Any) -> str:
+    """Return a text as it is, and a number as its shortest decimal, without an exponent or a zero fraction.
+
+    Raises ValueError with the expected and the found value for anything else, also for NaN and infinity.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"text or a number, found {describe(value)}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"finite, found {value}")
+        return format(Decimal(repr(value)), "f").removesuffix(".0") if value else "0"
+    return str(value)
+
+
+def describe(value: Any) -> str:
+    """Return the type and the beginning of a JSON value, for messages."""
+    return "null" if value is None else f"{type(value).__name__} {value!r:.80}"
+
+
 _FIELDS = tuple(f.name for f in fields(Record) if f.name != "where")
 _REQUIRED = ("question", "answer")
 #: How a user's file gets its columns read.
@@ -113,7 +134,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: int) -> Record:
     """Build a record from a JSON object; ``id``, ``dataset`` and ``category`` have defaults for users' own files.
 
-    ``where`` (``file:line``) is for messages, ``number`` for the default id.
+    ``where`` (``file:line``) is for messages, ``number`` for the default id.  ``id`` and ``answer`` may be numbers.
 
     Raises:
         LayoutError: a field is missing or unknown.
@@ -126,13 +147,18 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
     if unknown:
         known = f"a record has {', '.join(_FIELDS)}; put other values into 'metadata'"
         raise LayoutError(f"{where}: unknown field {unknown[0]!r}{did_you_mean(unknown[0], _FIELDS)}; {known}")
-    category = default_category(row["answer"]) if isinstance(row["answer"], str) else "math"
-    values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": category, **row}
+    values = {"id": f"{dataset}-{number}", "dataset": dataset, **row}
+    for name in ("id", "answer"):
+        try:
+            values[name] = scalar_text(values[name])
+        except ValueError as error:
+            raise DataError(f"{where}: field {name!r} should be {error}") from error
+    values.setdefault("category", default_category(values["answer"]))
     for name, value in values.items():
         expected = (dict,) if name == "metadata" else (str, type(None)) if name == "system" else (str,)
         if not isinstance(value, expected):
             wanted = " or ".join("null" if t is type(None) else t.__name__ for t in expected)
-            raise DataError(f"{where}: field {name!r} should be {wanted}, found {type(value).__name__} {value!r:.80}")
+            raise DataError(f"{where}: field {name!r} should be {wanted}, found {describe(value)}")
     if not values["question"].strip():
         raise DataError(f"{where}: field 'question' is empty")
     _check_metadata(values.get("metadata", {}), where)
@@ -144,11 +170,10 @@ def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
     if "difficulty" in metadata:
         value = metadata["difficulty"]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            found = f"{type(value).__name__} {value!r:.80}"
-            raise DataError(f"{where}: metadata['difficulty'] should be a number from 0 to 1, found {found}")
+            expected = "a number from 0 to 1"
+            raise DataError(f"{where}: metadata['difficulty'] should be {expected}, found {describe(value)}")
     if not isinstance(value := metadata.get("instruction", ""), str):
-        found = "null" if value is None else f"{type(value).__name__} {value!r:.80}"
-        raise DataError(f"{where}: metadata['instruction'] should be a string, found {found}")
+        raise DataError(f"{where}: metadata['instruction'] should be a string, found {describe(value)}")
 
 
 class Repetition(NamedTuple):

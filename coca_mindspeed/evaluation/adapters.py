@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.data.records import Record, read_records, record_from_json
+from coca_mindspeed.data.records import Record, read_records, record_from_json, scalar_text
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json, rows_by_field
+from coca_mindspeed.evaluation.predictions import (
+    RESPONSE_ALIASES,
+    WITHOUT_DATASET,
+    Prediction,
+    prediction_from_json,
+    rows_by_field,
+)
 from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.json_files import read_object
@@ -18,10 +24,6 @@ from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable answers may be a biased selection
-_FIXES = {
-    "factual": 'use --grader-options \'{"factual": {"match": "contains"}}\'',
-    "math": 'set "category": "factual" in the records, and use --grader auto',
-}
 
 # Prefer the cascade's final verdict over the rule's.
 _CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")
@@ -133,10 +135,6 @@ def read_judgement(text: str) -> bool | None:
     return None if match is None else match["right"] is not None
 
 
-#: Columns of plain responses that are read by another name.
-_ALIASES = {"prediction": "response", "answer": "gold"}
-
-
 def is_ungraded(path: Path, columns: Mapping[str, str] | None = None) -> bool:
     """Whether the first row of a file holds a response, but no verdict on it."""
     first = _with_aliases(next(rows_by_field(path, columns), ("", {}))[1])
@@ -146,8 +144,8 @@ def is_ungraded(path: Path, columns: Mapping[str, str] | None = None) -> bool:
 def _with_aliases(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if "correct" in row:
         return row
-    named = {_ALIASES.get(name, name) for name in row}
-    return row if len(named) < len(row) else {_ALIASES.get(name, name): value for name, value in row.items()}
+    renamed = {alias: name for alias, name in RESPONSE_ALIASES.items() if name not in row}
+    return {renamed.get(name, name): value for name, value in row.items()}
 
 
 def read_responses(
@@ -157,6 +155,7 @@ def read_responses(
     *,
     columns: Mapping[str, str] | None = None,
     grader_name: str = "auto",
+    grader_options: Mapping[str, Any] | None = None,
     parser: ResponseParser | None = None,
     tokenizer: TokenCounter | None = None,
     warn: Callable[[str], None] = lambda text: None,
@@ -164,35 +163,32 @@ def read_responses(
     """Grade plain responses: a row each with the question's ``id`` and the ``response`` (or ``prediction``).
 
     A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
-    ids; None: each row has its own ``question`` and ``gold`` (or ``answer``), and needs no ``id``.  ``columns`` maps
-    fields to columns.  Without ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if
-    many answers name the gold answer and are graded wrong; ``grader_name`` is the grader's name for it.
+    ids; None: each row has its own ``question`` and ``gold`` (or ``answer``), needs no ``id``, and may have the other
+    fields of a record.  Responses, gold answers and ids may be numbers.  ``columns`` maps fields to columns.  Without
+    ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if many answers name the gold
+    answer and are graded wrong; ``grader_name`` and ``grader_options`` are the grader's for it.
 
     Raises:
         DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one
             answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
-    rows = [(where, _with_aliases(row)) for where, row in rows_by_field(path, columns)]
+    rows = [
+        (where, _response_row(row, where, columns or {}, number if gold is None else None))
+        for number, (where, row) in enumerate(rows_by_field(path, columns))
+    ]
+    records = _own_records(rows) if gold is None else {record.id: record for record in read_records(gold)}
     for where, row in rows:
-        if not isinstance(row.get("response"), str):
-            raise DataError(f"{where}: expected a 'response' of text, found {row.get('response')!r:.80}")
-    if gold is None:
-        rows = [(where, {"id": str(number), **row}) for number, (where, row) in enumerate(rows)]
-        records = _own_records(path, rows)
-    else:
-        records = {record.id: record for record in read_records(gold)}
-    for where, row in rows:
-        if str(row.get("id")) not in records:
-            raise DataError(f"{where}: id {row.get('id')!r} is not in {gold}")
-    if unanswered := sorted(set(records) - {str(row["id"]) for _, row in rows}):
+        if row["id"] not in records:
+            raise DataError(f"{where}: id {row['id']!r} is not in {gold}")
+    if unanswered := sorted(set(records) - {row["id"] for _, row in rows}):
         raise DataError(
             f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
     grader.check(list(records.values()))
     parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
-    asked, answers = [records[str(row["id"])] for _, row in rows], [parts.answer for parts, _ in parsed]
+    asked, answers = [records[row["id"]] for _, row in rows], [parts.answer for parts, _ in parsed]
     verdicts = grader.grade(asked, answers)
     ungradable = [i for i, verdict in enumerate(verdicts) if verdict.outcome is Outcome.UNGRADABLE]
     if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
@@ -201,7 +197,13 @@ def read_responses(
             f"{rows[first][0]}: {len(ungradable)} of {len(verdicts)} answers cannot be graded, this one "
             f"because: {verdicts[first].reason}; correct {gold or path}, or choose another grader"
         )
-    for text in misfit_warnings(grader_name, asked, answers, verdicts, _FIXES):
+    contains = {"match": "contains"}
+    option = json.dumps(contains if grader_name == "factual" else {"factual": contains})
+    fixes = {
+        "factual": f"use --grader-options '{option}'",
+        "math": 'set "category": "factual" in the records, and use --grader auto',
+    }
+    for text in misfit_warnings(grader_name, grader_options, asked, answers, verdicts, fixes):
         warn(text)
     seen: Counter[str] = Counter()
     predictions = []
@@ -226,16 +228,36 @@ def read_responses(
     return predictions
 
 
-def _own_records(path: Path, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Record]:
-    """The records that rows with a ``gold`` answer of their own hold, by id; samples of a question must agree."""
-    records: dict[str, Record] = {}
-    for number, (where, row) in enumerate(rows):
-        if "gold" not in row:
+def _response_row(row: Mapping[str, Any], where: str, columns: Mapping[str, str], number: int | None) -> dict[str, Any]:
+    """A row with ``id``, ``response`` and ``gold`` as text; ``number`` is the id of a row without one.
+
+    Raises DataError with the column of the file that is missing or holds neither text nor a number.
+    """
+    values = dict(_with_aliases(row))
+    if number is not None:
+        values.setdefault("id", str(number))
+        if "gold" not in values:
             fix = "name records with the same ids (--gold), or the column of the gold answers (--columns)"
             raise DataError(f"{where}: has a response, and neither a verdict ('correct') nor a gold answer; {fix}")
-        asked = {"question": row.get("question"), "answer": row["gold"], "id": str(row["id"])}
-        asked |= {name: row[name] for name in ("dataset", "category") if row.get(name) is not None}
-        record = record_from_json(asked, where, path.stem, number)
+    for name in ("id", "response") if number is None else ("id", "response", "gold"):
+        alias = next((alias for alias, of in RESPONSE_ALIASES.items() if of == name and alias in row), name)
+        column = columns.get(name, name if name in row else alias)
+        if name not in values:
+            raise DataError(f"{where}: column {column!r} is missing; the row has {', '.join(map(repr, row))}")
+        try:
+            values[name] = scalar_text(values[name])
+        except ValueError as error:
+            raise DataError(f"{where}: column {column!r} should be {error}") from error
+    return values
+
+
+def _own_records(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Record]:
+    """The records that rows with a ``gold`` answer of their own hold, by id; samples of a question must agree."""
+    records: dict[str, Record] = {}
+    for where, row in rows:
+        asked = {"question": row.get("question"), "answer": row["gold"], "id": row["id"]}
+        asked |= {name: row[name] for name in ("dataset", "category", "metadata") if row.get(name) is not None}
+        record = record_from_json(asked, where, WITHOUT_DATASET, 0)
         if records.setdefault(record.id, record) != record:
             raise DataError(f"{where}: id {record.id!r} has another question or gold answer above")
     return records

@@ -11,7 +11,8 @@ columns of any names.
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.formats import file_format, read_rows
+from coca_mindspeed.data.records import scalar_text
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
@@ -66,9 +68,13 @@ _FIELDS = {f.name: f.default for f in fields(Prediction)}
 _WRITTEN = tuple(_FIELDS)[:7]  # in every line of ours
 _OPTIONAL = tuple(_FIELDS)[7:]
 _REQUIRED = ("id", "confidence", "correct")
+#: Columns of plain responses that are read by another name.
+RESPONSE_ALIASES = {"prediction": "response", "answer": "gold"}
 _MISSPELLED = 0.8  # similarity; of "model" and "model_name" it is .67
-# Values of fields that a file from elsewhere may lack.  One name for all files: predictions are paired by data set.
-_ABSENT = {"dataset": "all", "question": "", "response": "", "tokens_to_confidence": None}
+#: The data set of rows that name none.  One name for all files: predictions are paired by data set.
+WITHOUT_DATASET = "all"
+# Values of fields that a file from elsewhere may lack.
+_ABSENT = {"dataset": WITHOUT_DATASET, "question": "", "response": "", "tokens_to_confidence": None}
 
 
 def _is_integer(value: Any, lowest: float = -math.inf) -> bool:
@@ -97,39 +103,42 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def prediction_columns(columns: Mapping[str, Any]) -> dict[str, str]:
     """Check a mapping of the fields of a prediction to columns.
 
-    Raises ValueError if a field is unknown, a column is no text, or neither ``confidence`` and ``correct`` of graded
-    rows nor the ``response`` of others is there.
+    Raises ValueError if a field is unknown, or a column is no text.
     """
     for name, column in columns.items():
         if name not in _FIELDS:
             raise ValueError(f"{name}: no such field{did_you_mean(name, _FIELDS)}; expected {', '.join(_FIELDS)}")
         if not isinstance(column, str):
             raise ValueError(f"{name}: expected the name of a column, found {column!r:.80}")
-    if not {"confidence", "correct"} <= set(columns) and "response" not in columns:
-        found = ", ".join(columns) or "none"
-        raise ValueError(f"expected columns of confidence and correct, or of a response to grade, found {found}")
     return dict(columns)
 
 
-def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[str] = ()) -> Prediction:
+def prediction_from_json(
+    row: Mapping[str, Any], where: str, needs: Collection[str] = (), *, number: int | None = None
+) -> Prediction:
     """Build a prediction from a JSON object; ``where`` (``file:line``) is for messages.
 
-    ``needs`` names fields that must be there besides ``id``, ``confidence`` and ``correct``.  ``id`` may be an integer,
-    and ``correct`` 0 or 1.  Unknown fields are ignored, unless they are misspelled.
+    ``needs`` names fields that must be there besides ``id``, ``confidence`` and ``correct``; ``number`` is the id of a
+    row that need not have one.  ``id`` may be an integer, and ``correct`` 0 or 1.  Unknown fields are ignored, unless
+    they are misspelled.
 
     Raises DataError if a field is missing, misspelled, of the wrong type or out of range.
     """
-    required = (*_REQUIRED, *needs)
+    required = (*(name for name in _REQUIRED if name != "id" or number is None), *needs)
     if missing := [name for name in required if name not in row]:
-        near = did_you_mean(missing[0], [name for name in row if name not in _FIELDS])
-        raise DataError(f"{where}: field {missing[0]!r} is missing{near}; expected {', '.join(required)}")
+        raise DataError(f"{where}: {_missing(missing, row)}")
     absent = [name for name in _FIELDS if name not in row]
     for name in row:
         if name not in _FIELDS and (near := did_you_mean(name, absent, _MISSPELLED)):
             raise DataError(f"{where}: unknown field {name!r}{near}; the known ones are {', '.join(_FIELDS)}")
     known = {name: value for name, value in row.items() if name in _FIELDS}
+    if number is not None:
+        known["id"] = number
     if _is_integer(known["id"]):
         known["id"] = str(known["id"])
+    for name in known.keys() & {"response", "gold"}:
+        with suppress(ValueError):  # refused below
+            known[name] = scalar_text(known[name])
     if isinstance(known["correct"], int | float) and known["correct"] in (0, 1):
         known["correct"] = bool(known["correct"])
     for name, value in known.items():
@@ -142,14 +151,25 @@ def prediction_from_json(row: Mapping[str, Any], where: str, needs: Collection[s
     return Prediction(**{**_ABSENT, **known, "confidence": None if confidence is None else float(confidence)})
 
 
+def _missing(names: Sequence[str], row: Mapping[str, Any]) -> str:
+    """Why a row that lacks the fields ``names`` is no prediction."""
+    unknown, found = [name for name in row if name not in _FIELDS], ", ".join(map(repr, row)) or "nothing"
+    if "correct" in names:
+        wanted = ("correct", "response", "prediction")
+        near = next((f"; {name!r}{near}" for name in unknown if (near := did_you_mean(name, wanted))), "")
+        return f"has no verdict: expected 'correct', or a 'response' (or 'prediction') to grade; found {found}{near}"
+    near = did_you_mean(names[0], unknown)
+    columns = f'; a column of another name is read by evaluate --columns \'{{"{names[0]}": "COLUMN"}}\''
+    return f"field {names[0]!r} is missing{near}; the row has {found}{columns}"
+
+
 def read_predictions(
     path: Path, needs: Collection[str] = (), columns: Mapping[str, str] | None = None, *, numbered: bool = False
 ) -> list[Prediction]:
     """Read a file; (data set, id, sample) must be unique for each model and method in it.
 
     ``needs`` names fields that each row must have besides ``id``, ``confidence`` and ``correct``.  ``columns`` maps
-    fields to columns, and other columns are not read.  ``numbered``: in a file without ``id``, the number of a row is
-    its id.
+    fields to columns whose names differ.  ``numbered``: in a file without ``id``, the number of a row is its id.
 
     CSV, TSV, Parquet and JSON arrays are read by their suffix, every other file as JSON Lines.
 
@@ -162,9 +182,7 @@ def read_predictions(
     without_id = False
     for number, (where, row) in enumerate(rows_by_field(path, columns)):
         without_id = without_id or (numbered and not number and "id" not in row)
-        if without_id:
-            row = {**row, "id": str(number)}
-        prediction = prediction_from_json(row, where, needs)
+        prediction = prediction_from_json(row, where, needs, number=number if without_id else None)
         key = (prediction.model, prediction.method, *prediction.key)
         if key in seen:
             raise DataError(
@@ -182,30 +200,41 @@ def read_predictions(
 
 
 def rows_by_field(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield ``(file:line, values)`` of a file, with values as in JSON, and of ``columns`` by field.
+    """Yield ``(file:line, values)`` of a file, with values as in JSON, and those of ``columns`` by their field.
 
-    Raises DataError if the file cannot be read, or a column is not in it.
+    A column that ``columns`` does not name keeps its name, unless another one is named for that field.  A row of JSON
+    may lack columns.
+
+    Raises DataError if the file cannot be read, or has no such column.
     """
-
-    def by_field(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        if not columns:
-            return values
-        if absent := [column for column in columns.values() if column not in values]:
-            near = did_you_mean(absent[0], values)
-            raise DataError(f"{where}: has no column {absent[0]!r}{near}; its columns are {', '.join(values)}")
-        return {name: values[column] for name, column in columns.items()}
-
     form = file_format(path)
-    if form in (None, ".jsonl"):
-        for number, values in read_json_lines(path):
-            yield (where := f"{path}:{number}"), by_field(values, where)
-        return
     typed = {".csv": _from_text, ".tsv": _from_text, ".parquet": _nan_to_none}
+    convert = typed.get(form or "", lambda _, value: value)
+    for where, values in _renamed(path, list(_raw_rows(path)), columns) if columns else _raw_rows(path):
+        yield where, {name: convert(name, value) for name, value in values.items()}
+
+
+def _raw_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if file_format(path) in (None, ".jsonl"):
+        yield from ((f"{path}:{number}", values) for number, values in read_json_lines(path))
+        return
     for row in read_rows(path):
         if row.error:
             raise DataError(f"{row.where}: {row.error}")
-        convert = typed.get(form or "", lambda _, value: value)
-        yield row.where, {name: convert(name, value) for name, value in by_field(row.values, row.where).items()}
+        yield row.where, row.values
+
+
+def _renamed(
+    path: Path, rows: Sequence[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    names = dict.fromkeys(name for _, values in rows for name in values)
+    if rows and (absent := [column for column in columns.values() if column not in names]):
+        near = did_you_mean(absent[0], names)
+        raise DataError(f"{path}: has no column {absent[0]!r}{near}; its columns are {', '.join(map(repr, names))}")
+    taken = {*columns, *columns.values()}
+    for where, values in rows:
+        named = {name: values[column] for name, column in columns.items() if column in values}
+        yield where, named | {name: value for name, value in values.items() if name not in taken}
 
 
 # float() would also take 1_0 and the digits of other scripts.
@@ -216,7 +245,7 @@ _WHOLE = re.compile(r"[0-9]{1,18}")  # int() refuses texts of thousands of digit
 def _from_text(name: str, text: str) -> Any:
     """The value of a CSV field: an empty one is null; a text that is no value of its field is left to the check."""
     expected = _CHECKS[name][0] if name in _CHECKS else "text"
-    if name in _TEXT_FIELDS:
+    if name in _TEXT_FIELDS or name in RESPONSE_ALIASES:
         return text
     if not text.strip():
         return None

@@ -123,9 +123,9 @@ def summary_table(board: Scoreboard) -> str:
 _FEWEST_LABELS = 100
 
 
-def not_shown_usable(board: Scoreboard) -> str:
-    """A line for each run and data set whose confidence is not shown to separate right from wrong answers."""
-    text = ""
+def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
+    """Run and data set -> why its confidence is not shown to separate right from wrong answers; without the others."""
+    found = {}
     for run, column in product(board.runs, board.columns):
         if column.is_average or not (count := board.count(run.label, column)):
             continue
@@ -136,9 +136,14 @@ def not_shown_usable(board: Scoreboard) -> str:
             bounds = show_range("auroc", interval.low, interval.high)
             reasons.append(f"the 95% interval of AUROC, {bounds}, is not above 0.5" if bounds else "AUROC is undefined")
         if reasons:
-            where = one_line(f"{run.label}, {column.heading}")
-            text += f"\n{where}: the confidence is not shown to be usable: {' and '.join(reasons)}.\n"
-    return text
+            found[run.label, column.name] = " and ".join(reasons)
+    return found
+
+
+def not_shown_usable(board: Scoreboard) -> str:
+    """A line for each of the :func:`reasons_not_usable`."""
+    lines = ((one_line(f"{run}, {dataset}"), reasons) for (run, dataset), reasons in reasons_not_usable(board).items())
+    return "".join(f"\n{where}: the confidence is not shown to be usable: {reasons}.\n" for where, reasons in lines)
 
 
 def risk_tables(board: Scoreboard) -> list[Table]:

@@ -184,6 +184,7 @@ def _label_problem(record: Record) -> str | None:
 
 def misfit_warnings(
     grader: str,
+    options: Mapping[str, Any] | None,
     records: Sequence[Record],
     answers: Sequence[str],
     verdicts: Sequence[Verdict],
@@ -192,11 +193,15 @@ def misfit_warnings(
     """Return a warning for each grader that finds many answers wrong although they name the gold answer in words.
 
     ``grader`` is the grader's name, ``auto`` by record; ``fixes`` tells for ``factual`` and ``math`` what to set.
+    ``options`` are those of the grader: of ``factual`` that matches ``contains`` already, there is nothing to say.
     """
+    options = options or {}
+    match = (options.get("factual") or {} if grader == "auto" else options).get("match")
+    fixes = {name: fix for name, fix in fixes.items() if name != "factual" or match != "contains"}
     named = dict.fromkeys(fixes, 0)
     for record, answer, verdict in zip(records, answers, verdicts, strict=True):
         name = grader_name(record) if grader == "auto" else grader
-        in_words = name == "factual" or (name == "math" and default_category(record.answer) == "factual")
+        in_words = name in named and (name == "factual" or default_category(record.answer) == "factual")
         if in_words and verdict.outcome is Outcome.WRONG:
             named[name] += names_answer(record, answer)
     return [

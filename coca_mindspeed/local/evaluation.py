@@ -214,13 +214,13 @@ class Preflight:
         if cut_off:
             return "\n".join(lines)
         # A grader may find many answers wrong although they name the gold answer.
-        grader = self.config.data.grader
+        grader, options = self.config.data.grader, self.config.data.grader_options
         option = f"data.grader_options.{'factual.' * (grader == 'auto')}match=contains"
         fixes = {
             "factual": f"set {option}, or another metadata.instruction in the records",
             "math": 'set "category": "factual" in the records, and data.grader=auto',
         }
-        warnings = misfit_warnings(grader, records, self.graded.answers, self.graded.verdicts, fixes)
+        warnings = misfit_warnings(grader, options, records, self.graded.answers, self.graded.verdicts, fixes)
         return "\n".join([*lines, *warnings])
 
     def rows(self) -> list[dict[str, Any]]:

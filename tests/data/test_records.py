@@ -26,7 +26,9 @@ HOSTILE = {
     "a difficulty out of range": (with_metadata('"difficulty": 3'), "int 3"),
     "a difficulty of NaN": (with_metadata('"difficulty": NaN'), "float nan"),
     "no answer": ('{"question": "q"}', "'answer'"),
-    "a number as answer": ('{"question": "q", "answer": 3}', "'answer'"),
+    "a truth value as answer": ('{"question": "q", "answer": true}', "'answer'"),
+    "a list as answer": ('{"question": "q", "answer": [3]}', "'answer'"),
+    "an answer of NaN": ('{"question": "q", "answer": NaN}', "'answer'"),
     "a blank question": ('{"question": " ", "answer": "3"}', "'question'"),
     "an unknown field": ('{"question": "q", "answer": "a", "anwser": "b"}', "'anwser'"),
     "half a line": ('{"question"', "delimiter at column 12"),
@@ -116,8 +118,13 @@ def test_round_trip(tmp_path):
 
 
 def test_users_file_needs_only_question_and_answer(tmp_path):
-    (tmp_path / "mine.jsonl").write_text('\n{"question": "q", "answer": "a"}\n')
-    assert list(read_records(tmp_path / "mine.jsonl")) == [Record("mine-2", "mine", "math", "q", "a")]
+    (tmp_path / "mine.jsonl").write_text(
+        '\n{"question": "q", "answer": "a"}\n{"id": 7, "question": "p", "answer": 4.0}'
+    )
+    assert list(read_records(tmp_path / "mine.jsonl")) == [
+        Record("mine-2", "mine", "math", "q", "a"),
+        Record("7", "mine", "math", "p", "4"),
+    ]
 
 
 @pytest.mark.parametrize(

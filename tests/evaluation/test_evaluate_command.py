@@ -168,25 +168,26 @@ def write_theirs(path, count, right=lambda i: i % 2):
 
 
 @pytest.mark.parametrize(
-    ("count", "right", "reasons", "threshold"),
+    ("count", "right", "reasons"),
     [
-        (120, lambda i: i % 2, [], "from 0.8 on"),
-        (60, lambda i: i % 2, ["60 labels"], "from 0.8 on"),
-        (120, lambda i: i % 4 > 1, ["AUROC"], "none"),
-        (20, lambda i: False, ["20 labels", "AUROC is undefined"], "none"),
+        (120, lambda i: i % 2, []),
+        (60, lambda i: i % 2, ["60 labels"]),
+        (120, lambda i: i % 4 > 1, ["AUROC"]),
+        (20, lambda i: False, ["20 labels", "AUROC is undefined"]),
     ],
 )
-def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons, threshold):
-    """Without an id, and with columns of other names; a line says whether the confidence is shown to be usable."""
+def test_somebody_elses_csv(tmp_path, capsys, count, right, reasons):
+    """Without an id, and with columns of other names; a threshold, or why the confidence is not shown to be usable."""
     write_theirs(tmp_path / "theirs.csv", count, right)
     assert evaluate(tmp_path / "theirs.csv", "--columns", MAPPED, "--output", tmp_path / "out") == 0
     [(label, sets)] = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"].items()
-    assert (label, {name: found["n"] for name, found in sets.items()}) == ("theirs", {"quiz": count})
+    assert (label, {name: found["n"] for name, found in sets.items()}) == ("m", {"quiz": count})
     lines = capsys.readouterr().out.splitlines()
     usable = [line for line in lines if "not shown to be usable" in line]
     assert len(usable) == bool(reasons)
     assert all(reason in line for line in usable for reason in reasons)
-    assert next(line for line in lines if line.startswith("theirs: ")).startswith(f"theirs: {threshold}")
+    suggested = [line for line in lines if line.startswith("m: ")]
+    assert [line.startswith("m: from 0.8 on") for line in suggested] == [True] * (not reasons)
 
 
 def test_files_without_a_model_are_runs_of_their_own(files):
@@ -213,6 +214,12 @@ FILES = {
     "ungraded.jsonl": '{"id": 1, "response": "2"}',
     "ungraded.csv": "prediction,answer\n2,2\n",
     "no_gold.jsonl": f"{ROW}\n\n{ROW.replace('1,', '2,', 1).replace(chr(34) + '2' + chr(34), chr(34) * 2, 1)}\n",
+    "misspelt.jsonl": '{"predicton": "2", "answer": "2", "question": "1+1?"}',
+    "unnamed.csv": "id,Confidence,correct\n1,0.5,1\n",
+    "mixed.jsonl": '{"correct": 1}\n{"conf": 0.5, "correct": 1}',
+    "null.jsonl": '{"question": "1+1?", "answer": null, "prediction": "2", "truth": true}',
+    "list.jsonl": '{"question": "1+1?", "answer": "2", "prediction": [3]}',
+    "no_answer.csv": "question,answer,prediction\n1+1?,2,2\n2+2?,,4\n",
     "no_gold.csv": 'id,question,answer,prediction\n1,"1\n+1?",2,2\n2,2+2?,\\frac{1}{,4\n',
 }
 
@@ -284,6 +291,80 @@ def test_rows_with_their_own_gold_answers_are_graded(tmp_path, capsys, suffix):
     printed = capsys.readouterr()
     assert all(name in printed.err for name in ("metrics.json", "metrics.md", "predictions.jsonl"))
     assert max(len(line) for line in printed.out.splitlines() if line.startswith("|")) < 160
+
+
+def write_lines(path, *rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def graded(out, *arguments):
+    assert evaluate(*arguments, "--output", out) == 0
+    return read_predictions(out / "predictions.jsonl")
+
+
+def test_rows_with_gold_answers_are_records(tmp_path):
+    """Their aliases count, and numbers are text, as in files of records."""
+    aliases = {"aliases": ["Cairo", "Al-Qahirah"]}
+    rows = [
+        {"question": "Capital?", "answer": "Cairo", "prediction": "Al-Qahirah", "metadata": aliases},
+        {"id": 7, "question": "6*7?", "answer": 42.0, "prediction": 42},
+    ]
+    found = graded(tmp_path / "out", write_lines(tmp_path / "mine.jsonl", *rows))
+    assert [(p.id, p.gold, p.response, p.correct) for p in found] == [
+        ("0", "Cairo", "Al-Qahirah", True),
+        ("7", "42", "42", True),
+    ]
+    path = write_lines(tmp_path / "graded.jsonl", {"id": 7, "gold": 2.5, "confidence": 1, "correct": 1})
+    assert read_predictions(path)[0].gold == "2.5"
+
+
+def test_files_of_the_same_questions_are_paired(tmp_path, capsys):
+    first = write_lines(tmp_path / "first.jsonl", OWN, WRONG)
+    second = tmp_path / "second.csv"
+    second.write_text("confidence,correct,id\n0.4,1,0\n0.3,1,1\n")
+    third = write_lines(tmp_path / "third.jsonl", WRONG, OWN)  # in another order
+    assert evaluate(first, "--against", second, "--output", tmp_path / "out") == 0
+    [difference] = json.loads((tmp_path / "out" / "metrics.json").read_text())["differences"].values()
+    assert (difference["n"], difference["accuracy"]["estimate"]) == (2, -0.5)
+    assert "warning: 2 of 2 questions" not in capsys.readouterr().err
+    assert evaluate(first, third) == 0
+    assert "warning: 2 of 2 questions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "warned"),
+    [
+        ({"conf": 0.9}, (), "'conf'"),
+        ({"confidence": None}, (), "'confidence'"),
+        ({"conf": 0.9}, ("--columns", '{"confidence": "conf"}'), ""),
+        ({"response": "<confidence> 0.5 </confidence> 2"}, (), ""),
+    ],
+)
+def test_a_file_that_states_no_confidence_is_noticed(tmp_path, capsys, change, options, warned):
+    """One row may lack what another one has."""
+    row = {"question": "1+1?", "answer": "2", "response": "2"}
+    assert evaluate(write_lines(tmp_path / "mine.jsonl", row, row | change), *options) == 0
+    error = capsys.readouterr().err
+    assert ("valid confidence" in error) == bool(warned)
+    assert warned in error
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ([], '{"factual": {"match": "contains"}}'),
+        (["--grader", "factual"], '{"match": "contains"}'),
+        (["--grader-options", '{"factual": {"match": "contains"}}'], ""),
+        (["--grader", "factual", "--grader-options", '{"match": "contains"}'], ""),
+    ],
+)
+def test_a_looser_comparison_is_recommended_only_if_it_is_not_used(tmp_path, capsys, options, advice):
+    row = {"question": "Capital of Egypt?", "answer": "Cairo", "prediction": "Not Cairo, or is it?", "confidence": 0.5}
+    assert evaluate(write_lines(tmp_path / "mine.jsonl", row), *options) == 0
+    error = capsys.readouterr().err
+    assert ("contains" in error) == bool(advice)
+    assert f"'{advice}'" in error or not advice
 
 
 def test_columns_of_responses_may_have_other_names(tmp_path):
