@@ -70,7 +70,7 @@ def measure(
     config = Qwen2Config(vocab_size=vocabulary, hidden_size=896, intermediate_size=4864, **shape)
     policy = Policy(Qwen2ForCausalLM(config).eval(), None, None, (1,), 0)
     if plain:
-        lm_head._CHUNK_BYTES = 2**62
+        lm_head.CHUNK_BYTES = 2**62
     else:
         checkpoint_activations(policy.model)
     add_adapters(policy, LoraConfig(rank=lora), 0)

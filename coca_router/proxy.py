@@ -72,7 +72,7 @@ class Proxy:
         if config.log is not None:
             directory = Path(config.log.directory)
             self._log = RequestLog(directory, config.name, texts=config.log.texts, max_days=config.log.max_days)
-        self._running = 0
+        self.running = 0
         self._asking, self._asked_at = asyncio.Lock(), -math.inf
         self._problems: dict[str, str | None] = {}  # of each backend, at the last look
 
@@ -137,9 +137,9 @@ class Proxy:
     async def _chat(self, request: Request, reply: server.Reply) -> None:
         limits = self.config.limits
         self._access.check(request)
-        if self._running >= limits.concurrent:
+        if self.running >= limits.concurrent:
             raise ApiError(429, f"{limits.concurrent} requests are being answered already", retry_after=1)
-        self._running += 1
+        self.running += 1
         try:
             body = await server.read_body(request, limits.request_bytes, limits.body_s)
             chat = read_request(body, self.config.name, thresholds=True, tools=self._passing is not None)
@@ -160,7 +160,7 @@ class Proxy:
                 tier.check(chat, threshold)
             await self._answer(chat, tiers, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
         finally:
-            self._running -= 1
+            self.running -= 1
 
     async def _answer(
         self, chat: ChatRequest, tiers: Sequence[Tier], threshold: float | None, trace: Trace, reply: server.Reply

@@ -33,17 +33,17 @@ from coca_sandbox.inside.process import STARVED, UNAVAILABLE, UNGRADABLE, WALL_F
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
 _TICK_SECONDS = 0.05
-_START_SECONDS = 30.0  # for the sandbox and its first interpreter; not charged to the program
-_GRACE_SECONDS = 5.0  # after the wall time limit, which the harness enforces first
+START_SECONDS = 30.0  # for the sandbox and its first interpreter; not charged to the program
+GRACE_SECONDS = 5.0  # after the wall time limit, which the harness enforces first
 _TEARDOWN_SECONDS = 5.0
-_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25  # to start a sandbox when no process is available
+ATTEMPTS, PAUSE_SECONDS = 4, 0.25  # to start a sandbox when no process is available
 _STARVED_ATTEMPTS = 2  # of a program that got too little processor time
 _UNAVAILABLE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _SOCKET_BYTES = 256 << 10  # kernel memory for a socket's unread data, which no limit of the process counts
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID")
 # Ranges that systemd leaves unused. The first is so wide that containers without common locks rarely draw the same id;
 # it may not be mapped in a user namespace.
-_RANGES = ((1_900_000_000, 4_096), (60_578, 606))
+UID_RANGES = ((1_900_000_000, 4_096), (60_578, 606))
 _USER_ID_ATTEMPTS = 1_000
 
 
@@ -72,7 +72,7 @@ class Sandbox:
 
     limits: Limits = field(default_factory=Limits)
     allow_unsandboxed: bool = False
-    _prefix: list[str] | None = field(init=False, default=None)
+    command_prefix: list[str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         problem = self._start_problem()
@@ -86,7 +86,7 @@ class Sandbox:
 
     @property
     def sandboxed(self) -> bool:
-        return self._prefix is not None
+        return self.command_prefix is not None
 
     def run(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event | None = None) -> Report:
         """Run one job of the harness.
@@ -101,13 +101,13 @@ class Sandbox:
             return Report(UNGRADABLE, f"{problem}{total_seconds:g} s")
         stop = stop or threading.Event()
         problem, starved = "", 0
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             if attempt:
-                stop.wait(_PAUSE_SECONDS * 2**attempt)
+                stop.wait(PAUSE_SECONDS * 2**attempt)
             if stop.is_set():
                 return Report(UNGRADABLE, "grading was stopped")
             try:
-                report = self._attempt(job, total_seconds, stop)
+                report = self.run_once(job, total_seconds, stop)
             except OSError as error:
                 if error.errno not in _UNAVAILABLE:
                     raise
@@ -120,7 +120,7 @@ class Sandbox:
                 return Report(UNGRADABLE, problem, timed_out=True)
         return Report(UNGRADABLE, f"no sandbox could be started: {problem}")
 
-    def _attempt(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
+    def run_once(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
         token = secrets.token_hex(16)
         with self._command() as (command, scratch), self._user() as (uid, lock):
             limits = {
@@ -174,19 +174,19 @@ class Sandbox:
             return f"{bwrap} is too old to limit the size of a file system"
         # Two interpreters start for every program.
         compileall.compile_dir(str(_INSIDE), quiet=2)
-        self._prefix = sandbox_command(bwrap, self.limits.file_bytes)
+        self.command_prefix = sandbox_command(bwrap, self.limits.file_bytes)
         probe = {"kind": "stdio", "source": "print(6 * 7)", "cases": [{"input": "", "output": "42"}], "seconds": 10.0}
         report = self.run(probe, total_seconds=10.0)
         if report.outcome == "right":
             return ""
-        self._prefix = None
+        self.command_prefix = None
         return f"a first program did not run in it ({report.reason})"
 
     @contextmanager
     def _command(self) -> Iterator[tuple[list[str], str]]:
         options = ["-I", "-S", "-B", "-X", "utf8"]
-        if self._prefix is not None:
-            yield [*self._prefix, *options, "/inside/harness.py"], "/tmp"  # inside
+        if self.command_prefix is not None:
+            yield [*self.command_prefix, *options, "/inside/harness.py"], "/tmp"  # inside
             return
         with tempfile.TemporaryDirectory(prefix="unsandboxed-", ignore_cleanup_errors=True) as scratch:
             yield [sys.executable, *options, str(_INSIDE / "harness.py")], scratch
@@ -217,17 +217,17 @@ class Sandbox:
         assert process.stdin is not None
         processes.hold(process.stdin)
         pipes, failure = processes.Pipes(process, data), None
-        ready, deadline = False, time.monotonic() + _START_SECONDS
+        ready, deadline = False, time.monotonic() + START_SECONDS
         try:
             while pipes.open and not failure and not stop.is_set():
                 moved = pipes.move(lambda reading, writing: processes.poll(reading, writing, _TICK_SECONDS))
                 if not ready and b"\n" in pipes.output:
-                    ready, deadline = True, time.monotonic() + WALL_FACTOR * seconds + _GRACE_SECONDS
+                    ready, deadline = True, time.monotonic() + WALL_FACTOR * seconds + GRACE_SECONDS
                 if max(len(pipes.output), len(pipes.errors)) > _MAX_REPORT_BYTES:
                     failure = Report(WRONG, "wrote too much")
                 elif time.monotonic() > deadline:
                     late = f"took longer than {seconds:g} s"
-                    late = late if ready else f"the sandbox did not start within {_START_SECONDS:g} s"
+                    late = late if ready else f"the sandbox did not start within {START_SECONDS:g} s"
                     # A sleeping harness waits for its tests; a running one would have reported by now.
                     starved = ready and not self._harness_sleeps(process.pid)
                     failure = Report(STARVED if starved else WRONG, late, timed_out=ready)
@@ -356,7 +356,7 @@ def environment(home: str, libraries: str) -> dict[str, str]:
 @contextmanager
 def locked_user_id() -> Iterator[tuple[int, int]]:
     """A free user id and the descriptor of its lock, held until all that inherit it have ended."""
-    first, count = next(((first, count) for first, count in _RANGES if _mapped(first, count)), _RANGES[-1])
+    first, count = next(((first, count) for first, count in UID_RANGES if _mapped(first, count)), UID_RANGES[-1])
     directory = _lock_directory()
     for _ in range(_USER_ID_ATTEMPTS):
         uid = first + random.randrange(count)

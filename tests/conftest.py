@@ -83,7 +83,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Reports of runs without their pictures, which take seconds."""
-    monkeypatch.setattr("coca_mindspeed.local.report._plots", lambda *_: ("", {}))
+    monkeypatch.setattr("coca_mindspeed.local.report.draw_plots", lambda *_: ("", {}))
 
 
 _HAS_VERL = importlib.util.find_spec("verl") is not None  # before a test imports the stub

@@ -200,6 +200,32 @@ def test_process_settings_are_read_only_in_entry_points():
     assert readers <= entries, sorted(readers - entries)
 
 
+OURS = ("coca_mindspeed", "coca_router", "coca_sandbox", "experiments", "benchmarks")
+ON_UPSTREAM = ("integration", "support")  # on classes that have few public names
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Private names that are imported from our packages, or replaced by their name as a text."""
+    for node in ast.walk(tree):
+        names: list[object] = []
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("setattr", "delattr"):
+            names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+        last = [str(name).rpartition(".")[2] for name in names]
+        yield from (name for name in last if name.startswith("_") and not name.endswith("__"))
+
+
+def test_tests_name_nothing_private():
+    """Beside ruff's SLF001, which sees attributes only."""
+    code = "from coca_router.a import _b\nm.setattr('coca.a._c', 1)\nm.setattr(a, '_d', 1)\nm.setattr(a, '__init__', 1)"
+    assert [*private_names(ast.parse(code))] == ["_b", "_c", "_d"]
+    here = Path(__file__).parent
+    paths = [path for path in here.rglob("*.py") if path.relative_to(here).parts[0] not in ON_UPSTREAM]
+    found = {path.name: [*private_names(ast.parse(path.read_text(encoding="utf-8")))] for path in paths}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
 def loaded_after(code: str) -> list[str]:
     """Which packages that take seconds to import, or that few machines have, a new process has imported."""
     heavy = "; print(*(m for m in ('torch', 'transformers', 'sympy', 'ray', 'trl') if m in sys.modules))"
@@ -214,7 +240,7 @@ def test_the_library_imports_no_engine():
 
 def test_import_and_parsing_of_the_command_lines_load_nothing_heavy():
     code = "import coca_mindspeed, coca_router.cli as router; from coca_mindspeed import cli; dir(coca_mindspeed)"
-    parsers = [f"cli._parser([{command!r}])" for command in sorted(COMMANDS)]
+    parsers = [f"cli.parser_of([{command!r}])" for command in sorted(COMMANDS)]
     parsers += [f"router.parser([{command!r}])" for command in coca_router.cli.COMMANDS]
     assert loaded_after(f"{code}; [{', '.join(parsers)}]") == []
 

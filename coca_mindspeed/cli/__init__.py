@@ -81,7 +81,7 @@ def main(
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")
     try:
-        chosen = (parser or _parser)(arguments)
+        chosen = (parser or parser_of)(arguments)
         if not arguments:
             chosen.print_help()
             return 0
@@ -106,7 +106,8 @@ def main(
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def parser_of(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of ``coca-mindspeed``, complete for the command that ``arguments`` name."""
     if arguments and arguments[0] in _ROUTER:
         raise UsageError(f"{arguments[0]} is a command of coca-router: coca-router {arguments[0]} ...")
     for command, name in _EXPERIMENTS.items():

@@ -22,7 +22,7 @@ from coca_sandbox.inside.process import WALL_FACTOR
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MAX_FAILED_STARTS, _PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
+_MAX_FAILED_STARTS, PAUSE_SECONDS = 3, 0.1  # in a row; before the next one, doubled each time
 # Tasks taken from the input per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
 _START_SECONDS = 180.0  # for a worker to start and warm up, perhaps from a slow file system
@@ -282,7 +282,7 @@ class Workers:
                 f"the grading workers did not start {self._failed_starts} times in a row ({problem}); see the standard "
                 "error output of the worker processes, and the kernel's log for out-of-memory kills"
             )
-        time.sleep(_PAUSE_SECONDS * 2**self._failed_starts)
+        time.sleep(PAUSE_SECONDS * 2**self._failed_starts)
         self._queue.append(task)
 
     def _reason(self, exit_code: int, late: bool) -> tuple[Failure, str]:

@@ -55,8 +55,8 @@ class _Rows(torch.autograd.Function):
         return None, None, None
 
 
-_CHUNK_BYTES = 2**25  # of float32 logits; the working memory is about six times this
-_LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer than computing it
+CHUNK_BYTES = 2**25  # of float32 logits; the working memory is about six times this
+LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer than computing it
 
 
 class TokenScores(NamedTuple):
@@ -193,7 +193,7 @@ class LMHead:
 
     @property
     def _chunk(self) -> int:
-        return max(_LEAST_CHUNK, _CHUNK_BYTES // (4 * len(self.head.weight)))
+        return max(LEAST_CHUNK, CHUNK_BYTES // (4 * len(self.head.weight)))
 
     def scaled(self, logits: Tensor) -> Tensor:
         """The model's logits from those of the linear layer."""

@@ -12,7 +12,7 @@ from coca_mindspeed.local.policy import Policy, Sharing
 
 _GROWTH = 1.5  # capacity factor; room for the longest response from the start would be unused by most rows
 _LEAST_ROOM = 16  # tokens
-_SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at once
+SMALL_BYTES = 2**24  # bytes per layer; up to this, all future rows are allocated at once
 
 
 class PreallocatedCache(DynamicCache):
@@ -77,7 +77,7 @@ class _PreallocatedLayer(DynamicLayer):
     def repeat_rows(self, rows: Tensor, most: int) -> None:
         before, used = len(self.keys), self.keys.shape[-2]
         if self._buffers is None or len(self._buffers[0]) < before + len(rows):
-            small = most * self.keys[0].nbytes <= _SMALL
+            small = most * self.keys[0].nbytes <= SMALL_BYTES
             self._move(
                 tokens=used + 1, more_rows=max(len(rows), most - before if small else min(before, most - before))
             )

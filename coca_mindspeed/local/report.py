@@ -92,7 +92,7 @@ def write_run_report(directory: Path, output: Path, *, closed: BinsClosed = "rig
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     config = read_yaml(directory / "config.yaml")
-    plots, pictures = _plots(directory, groups, closed)
+    plots, pictures = draw_plots(directory, groups, closed)
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 {_introduction(config)}
@@ -177,7 +177,7 @@ def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{' and '.join(parts)} could not be graded and are left out.\n\n" if parts else ""
 
 
-def _plots(
+def draw_plots(
     directory: Path, groups: Mapping[str, Sequence[Prediction]], closed: BinsClosed
 ) -> tuple[str, dict[str, bytes]]:
     """Sections with plots, and these by name; without matplotlib, the command that installs it."""

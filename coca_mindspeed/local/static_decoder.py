@@ -23,7 +23,7 @@ STATIC = (
     *("cohere", "gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
     *("smollm3", "stablelm"),
 )
-_ROWS, _COLUMNS = 32, 128  # buckets are multiples
+ROW_BUCKET, COLUMN_BUCKET = 32, 128  # buckets are multiples
 _KEPT_SHARE = 1 / 16  # of the device's memory; a larger decoder is freed after each rollout and captured again
 
 
@@ -47,7 +47,7 @@ def static_by_default(device: torch.device, model_type: str, sharing: Sharing, a
 
 def capacity(rows: int, columns: int) -> tuple[int, int]:
     """Rows and columns of the buffers for so many responses and tokens."""
-    return _up(rows, _ROWS), _up(columns, _COLUMNS)
+    return _up(rows, ROW_BUCKET), _up(columns, COLUMN_BUCKET)
 
 
 def kept_bytes(device: torch.device) -> float:
@@ -159,7 +159,7 @@ class StaticDecoder:
         The step reads and writes tensors that stay in place.  ``constants`` are its other inputs.  Raises CaptureError:
         it cannot be captured.
         """
-        rows, width = _up(rows, _ROWS), _up(width, _COLUMNS)
+        rows, width = _up(rows, ROW_BUCKET), _up(width, COLUMN_BUCKET)
         if self.column.device.type != "cuda":
             step(rows, width)
             return

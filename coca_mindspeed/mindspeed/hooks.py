@@ -16,7 +16,7 @@ from typing import Any
 from coca_mindspeed import __version__
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, examine, module_path
 
-_applied: dict[str, Manifest] = {}  # by process
+manifest_of_process: dict[str, Manifest] = {}  # driver or worker -> the one that is in place
 
 
 def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> None:
@@ -28,9 +28,9 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     Raises ManifestError if a contract differs, a patch is incomplete, another manifest is in place, or Python imports
     another MindSpeed-RL than the one below ``root``.
     """
-    if (other := next(iter(_applied.values()), manifest)) != manifest:
+    if (other := next(iter(manifest_of_process.values()), manifest)) != manifest:
         raise ManifestError(f"release {other.release} is already hooked in this process, not {manifest.release}")
-    processes = tuple(process for process in processes if process not in _applied)
+    processes = tuple(process for process in processes if process not in manifest_of_process)
     if not processes:
         return
     if differing := [finding for finding in examine(manifest, root) if finding.refused]:
@@ -50,7 +50,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     ]
     for change in changes:
         change()
-    _applied.update(dict.fromkeys(processes, manifest))
+    manifest_of_process.update(dict.fromkeys(processes, manifest))
 
 
 def _change(hook: Hook, root: Path) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from coca_mindspeed.utils.console import one_line
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LONGEST_ASKED_SECONDS = 60.0  # openai's client ignores longer ones too
 _CONNECT_SECONDS = 5.0
 _SHOWN = 500  # characters of a server's message
@@ -118,9 +118,7 @@ def _pause(state: RetryCallState) -> float:
     """Seconds until the next attempt."""
     asked = getattr(state.outcome and state.outcome.exception(), "pause", None)
     return (
-        min(_FIRST_PAUSE_SECONDS * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_SECONDS)
-        if asked is None
-        else asked
+        min(FIRST_PAUSE_SECONDS * 2.0 ** (state.attempt_number - 1), LONGEST_PAUSE_SECONDS) if asked is None else asked
     )
 
 

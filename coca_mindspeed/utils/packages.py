@@ -23,7 +23,7 @@ REQUIRED = (
 )
 ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "regex")
 # Import name -> extra of setup.py.
-_EXTRAS = {
+EXTRAS = {
     "tensorboard": "tensorboard",
     "matplotlib": "plots",
     "sklearn": "calibration",
@@ -78,8 +78,8 @@ def _not_installed(packages: Sequence[str]) -> str:
     elif packages[0] == "verl":  # it would replace packages of this environment
         how = "make .venv-verl/.installed, then run .venv-verl/bin/coca-mindspeed; or use verl's own environment, with "
         how += "this package in it (docs/verl.md)"
-    elif packages[0] in _EXTRAS:
-        extra = _EXTRAS[packages[0]]
+    elif packages[0] in EXTRAS:
+        extra = EXTRAS[packages[0]]
         declared = " ".join(map(shlex.quote, _declared(names)))
         how = f"pip install {declared} (extra {extra})" if declared else f"pip install '.[{extra}]'"
     else:

@@ -17,7 +17,7 @@ from coca_mindspeed.verl.batch import score_rows
 
 _BATCH = 512
 # One response alone costs a millisecond, in a batch a tenth of that; the responses of a group arrive close together.
-_GATHERING_SECONDS = 0.02
+GATHERING_SECONDS = 0.02
 
 
 class _Waiting(NamedTuple):
@@ -64,7 +64,7 @@ class ScoringQueue:
         loop = asyncio.get_running_loop()
         while self._waiting:
             if len(self._waiting) < _BATCH:
-                await asyncio.sleep(_GATHERING_SECONDS)
+                await asyncio.sleep(GATHERING_SECONDS)
             taken, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             batch = [each for each in taken if not each.result.done()]  # a failed session cancels its request
             if not batch:

@@ -77,7 +77,7 @@ def statistics(predictions: Sequence[Prediction], draws: Mapping[tuple[str, str]
     return found
 
 
-def _draws(predictions: Sequence[Prediction], replicates: int) -> dict[tuple[str, str], Floats]:
+def bootstrap_weights(predictions: Sequence[Prediction], replicates: int) -> dict[tuple[str, str], Floats]:
     """Weights ``[1 + replicates]`` of each question: 1, then how often the bootstrap draws it within its family."""
     random, found = np.random.default_rng(0), {}
     questions = sorted({(p.dataset, p.id) for p in predictions})
@@ -95,7 +95,7 @@ def _mean_over_seeds(results: Results, setting: str, method: str, replicates: in
     by_seed = []
     for seed in results.seeds(setting, method):
         rows = [p for p in results.jobs[setting, method, seed].predictions(results.output) if p.category == category]
-        by_seed.append(statistics(rows, _draws(rows, replicates)))
+        by_seed.append(statistics(rows, bootstrap_weights(rows, replicates)))
     return {name: np.mean([each[name] for each in by_seed], axis=0) for name in by_seed[0]}
 
 
@@ -180,7 +180,7 @@ def _evaluations(directory: Path) -> Iterator[tuple[int, Path]]:
 @cache
 def _statistics_of(path: Path) -> dict[str, Floats]:
     rows = read_answers(path)
-    return statistics(rows, _draws(rows, _REPLICATES))
+    return statistics(rows, bootstrap_weights(rows, _REPLICATES))
 
 
 def learning_curves(results: Results, plan: Plan, setting: str) -> tuple[Table, Figure] | None:

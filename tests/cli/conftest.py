@@ -11,6 +11,6 @@ def finished_demo(tmp_path_factory):
     """Of seed 1, without the report's pictures."""
     output = tmp_path_factory.mktemp("finished") / "demo"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("coca_mindspeed.local.report._plots", lambda *_: ("", {}))
+        patched.setattr("coca_mindspeed.local.report.draw_plots", lambda *_: ("", {}))
         assert main(["demo", "--seed", "1", "--output", str(output), "--quiet", *SMALL]) == 0
     return output

@@ -177,7 +177,7 @@ def test_refusals_of_the_server(server, command, capsys, status, text, named):
 
 
 def test_a_server_cannot_make_the_command_sleep(server, command, monkeypatch):
-    monkeypatch.setattr(chat_client, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_SECONDS", 0.01)
     server.retry_after_ms = 3_600_000
     server.reply = lambda request: (503, "later")
     assert main(command(concurrency=1)) == 1

@@ -47,11 +47,11 @@ def report_of(sandbox, kind, source, seconds):
 
 @needs_sandbox
 def test_a_sandbox_that_starts_late_leaves_a_program_its_time(sandbox, monkeypatch):
-    monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(sandboxes, "GRACE_SECONDS", 1.0)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
-    assert sandbox._prefix is not None
-    late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox._prefix]
-    monkeypatch.setattr(sandbox, "_prefix", late)
+    assert sandbox.command_prefix is not None
+    late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox.command_prefix]
+    monkeypatch.setattr(sandbox, "command_prefix", late)
     assert report_of(sandbox, "stdio", "import time; time.sleep(0.8)", 3.0).outcome == "right"
 
 
@@ -65,13 +65,13 @@ NO_PROCESS = 'echo "bwrap: Creating new namespace failed: Resource temporarily u
 )
 def test_a_sandbox_that_does_not_start_is_tried_again(sandbox, monkeypatch, tmp_path, failures, failure, reason):
     if failure != NO_PROCESS:
-        monkeypatch.setattr(sandboxes, "_START_SECONDS", 0.3)
-    monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
-    assert sandbox._prefix is not None
+        monkeypatch.setattr(sandboxes, "START_SECONDS", 0.3)
+    monkeypatch.setattr(sandboxes, "PAUSE_SECONDS", 0.01)
+    assert sandbox.command_prefix is not None
     counter = tmp_path / "attempts"
     script = f'echo x >> {counter}; if [ "$(wc -l < {counter})" -le {failures} ]; then {failure}; fi; exec "$@"'
     shell = ["/bin/sh", "-c", f"PATH={os.environ['PATH']}; {script}", "sh"]
-    monkeypatch.setattr(sandbox, "_prefix", [*shell, *sandbox._prefix])
+    monkeypatch.setattr(sandbox, "command_prefix", [*shell, *sandbox.command_prefix])
     report = report_of(sandbox, "stdio", "", 5.0)
     assert (report.outcome, report.timed_out) == ("ungradable" if reason else "right", False)
     assert reason in report.reason
@@ -169,7 +169,7 @@ def test_children_that_write_on_win_no_time(monkeypatch, tmp_path):
 @needs_sandbox
 def test_a_verdict_that_is_read_late_counts(sandbox, monkeypatch):
     """The caller stood still, say, from when the program had started until long behind its limit."""
-    monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(sandboxes, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
     poll, calls = sandboxes.processes.poll, 0
 
@@ -224,14 +224,14 @@ def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox, name):
 @needs_sandbox
 def test_a_program_without_a_processor_is_tried_again(sandbox, monkeypatch):
     assert report_of(sandbox, "asserts", "", 5.0).outcome == "right"  # reading files would be charged for
-    attempt, attempts = Sandbox._attempt, 0
+    attempt, attempts = Sandbox.run_once, 0
 
     def count(*arguments):
         nonlocal attempts
         attempts += 1
         return attempt(*arguments)
 
-    monkeypatch.setattr(Sandbox, "_attempt", count)
+    monkeypatch.setattr(Sandbox, "run_once", count)
     with one_processor(competitors=24):
         report = report_of(sandbox, "asserts", "while True: pass", seconds=0.4)
     assert (report.outcome, attempts) == ("ungradable", 2), report

@@ -21,7 +21,7 @@ GRADERS: list[JudgeGrader] = []
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    monkeypatch.setattr(chat_client, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_SECONDS", 0.01)
     with chat_server() as server:
         yield server
         while GRADERS:

@@ -12,7 +12,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.grading.workers import Failure, TaskResult
+from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from tests.grading.tables import read_table
 from tests.processor import within
 
@@ -200,12 +200,12 @@ def test_a_comparison_that_fails(monkeypatch, failure, gold_fails):
     """Of the machine's own failures, none is an answer's."""
     grader = MathGrader(workers=1)
 
-    def compared(_, pairs):
+    def compared(_self, _compare, pairs):
         for gold, answer in pairs:
             failed = answer != gold or gold_fails
             yield TaskResult(None, failure) if failed else TaskResult((Outcome.RIGHT, ""))
 
-    monkeypatch.setattr(grader._workers, "map", compared)
+    monkeypatch.setattr(Workers, "map", compared)
     own = failure in (Failure.TIMEOUT, Failure.DIED, Failure.RAISED)
     expected = Outcome.WRONG if own and not gold_fails else Outcome.UNGRADABLE
     assert grader.grade([record(r"\sqrt{2}x")], [r"\boxed{\sqrt{3}x}"])[0].outcome is expected

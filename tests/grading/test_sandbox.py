@@ -169,7 +169,7 @@ def test_programs_that_use_all_their_processes_stay_right(user):
 @needs_sandbox
 @needs_root
 def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch):
-    monkeypatch.setattr(sandbox_module, "_RANGES", ((1_900_000_000, 2),))
+    monkeypatch.setattr(sandbox_module, "UID_RANGES", ((1_900_000_000, 2),))
     with locked_user_id() as (first, lock):
         with locked_user_id() as (second, _):
             assert {first, second} == {1_900_000_000, 1_900_000_001}

@@ -43,8 +43,8 @@ def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Pat
 
 def set_chunk_of(monkeypatch, tokens, vocabulary):
     """Let the output layer of a model with such a vocabulary take so many tokens at a time."""
-    monkeypatch.setattr(lm_head, "_CHUNK_BYTES", 4 * vocabulary * tokens)
-    monkeypatch.setattr(lm_head, "_LEAST_CHUNK", 1)
+    monkeypatch.setattr(lm_head, "CHUNK_BYTES", 4 * vocabulary * tokens)
+    monkeypatch.setattr(lm_head, "LEAST_CHUNK", 1)
 
 
 _RANDOM_SHAPE = {**SHAPE, "vocab_size": 61, "num_hidden_layers": 4, "pad_token_id": 0}

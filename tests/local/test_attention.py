@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AttentionInterface, Qwen2Config, Qwen2ForCausalLM, masking_utils
+from transformers import AttentionInterface, AutoModelForCausalLM, Qwen2Config, masking_utils
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -29,7 +29,7 @@ def sampled(policy, prompts=PROMPTS):
 def tiny_model(kv_heads, attention="sdpa"):
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
-    return Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
+    return AutoModelForCausalLM.from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
 
 
 @pytest.mark.parametrize(("device", "kept"), [("cpu", True), ("cuda", False)])

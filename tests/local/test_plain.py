@@ -59,7 +59,7 @@ def test_the_plain_path_samples_and_trains_alike(architecture, plainly, monkeypa
         return scores.log_probs, {name: each.grad for name, each in policy.model.named_parameters()}
 
     plain_policy = policy()
-    assert (plain_policy.sharing, plain_policy.model.config._attn_implementation) == ("none", "eager")
+    assert (plain_policy.sharing, plain_policy.model.config._attn_implementation) == ("none", "eager")  # noqa: SLF001
     assert plain_policy.model.dtype == torch.float32
     assert type(cache_of(plain_policy)) is plain.PlainCache
     assert plain.RELEASE in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
 
 @pytest.mark.parametrize(("small", "moves"), [(0, 3), (2**24, 1)])  # to 16, 32 and 64 rows, or to all at once
 def test_rows_to_come_have_room(small, moves, monkeypatch):
-    monkeypatch.setattr(prefill, "_SMALL", small)
+    monkeypatch.setattr(prefill, "SMALL_BYTES", small)
     cache = PreallocatedCache(LlamaConfig(num_hidden_layers=1), 20)
     cache.update(*states(8, 5, 0), 0)
     places = []

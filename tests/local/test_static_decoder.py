@@ -27,8 +27,8 @@ PROMPTS = {"mixed": MIXED, "prefix": [[*range(3, 30), 31], [*range(3, 30), 40, 4
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     """So that a rollout crosses them."""
-    monkeypatch.setattr(static_decoder, "_ROWS", 5)
-    monkeypatch.setattr(static_decoder, "_COLUMNS", 7)
+    monkeypatch.setattr(static_decoder, "ROW_BUCKET", 5)
+    monkeypatch.setattr(static_decoder, "COLUMN_BUCKET", 7)
 
 
 def loaded(path, architecture="qwen2", **config):

@@ -91,7 +91,7 @@ def _as_megatron(module, loss, batch, ranks):
     tokens = int(batch["response_length"].sum())
     for microbatches in ranks:
         rows = sum(map(len, microbatches))
-        loss._mini_batch = module.MiniBatch(rows=rows, tokens=tokens, ranks=len(ranks))
+        loss.mini_batch = module.MiniBatch(rows=rows, tokens=tokens, ranks=len(ranks))
         for chosen in microbatches:
             part = {name: values[chosen] for name, values in batch.items() if name != "log_probs"}
             value, found = loss.compute_loss(
@@ -193,7 +193,7 @@ def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(actor_loss, monkeypat
 def test_tokens_weigh_by_the_truncated_ratio_to_the_rollout(actor_loss, monkeypatch):
     """By hand: old / rollout = 3 (truncated to 2), 0.5 and, on padding, anything; the policy is the old one."""
     loss = _loss(actor_loss, monkeypatch, rollout_is_threshold=2.0)
-    loss._mini_batch = actor_loss.MiniBatch(rows=1, tokens=2, ranks=1)
+    loss.mini_batch = actor_loss.MiniBatch(rows=1, tokens=2, ranks=1)
     log_probs = torch.tensor([[-1.0, -1.0, float("inf")]], requires_grad=True)
     part = {
         "old_log_prob": log_probs.detach(),

@@ -252,7 +252,7 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path, tracker, advised):
     if tracker is not None:
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(tracker)
     config = _config(actor_config={"save": str(tmp_path)})
-    assert (str(tmp_path) in driver._last_checkpoint(config)) == advised
+    assert (str(tmp_path) in driver.resume_hint(config)) == advised
 
 
 @pytest.mark.parametrize(

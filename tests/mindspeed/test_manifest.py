@@ -64,7 +64,7 @@ def root(tmp_path, monkeypatch):
     (tmp_path / "fake_rl" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "fake_rl" / "core.py").write_text(FAKE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(hooks, "_applied", {})
+    monkeypatch.setattr(hooks, "manifest_of_process", {})
     yield tmp_path
     for name in ("fake_rl", "fake_rl.core"):
         sys.modules.pop(name, None)

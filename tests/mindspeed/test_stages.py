@@ -47,9 +47,9 @@ def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {SCORES["correct"]: correct, SCORES["stated_confidence"]: [0.3, 0.0, 0.9, NAN]}.items():
-        filled._put_experience({name: [torch.tensor([v], dtype=torch.float64) for v in values]}, [0, 1, 2, 3])
+        filled.put_experience.remote({name: [torch.tensor([v], dtype=torch.float64) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
-    filled._put_experience(
+    filled.put_experience.remote(
         {
             "responses": [torch.arange(n) for n in lengths],
             "response_length": [torch.tensor([n], dtype=torch.int32) for n in lengths],
@@ -94,7 +94,7 @@ def test_rewards_that_are_equal_by_definition_are_equal_behind_the_dock():
         correct=torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64),
     )
     filled = FakeDock(rows=4, group=4)
-    filled._put_experience({name: list(column) for name, column in score_columns(scored).items()}, [0, 1, 2, 3])
+    filled.put_experience.remote({name: list(column) for name, column in score_columns(scored).items()}, [0, 1, 2, 3])
     settings = CocaSettings(method=MethodConfig(advantage_eps=0.0))
     options = {"count": 4, "group_size": 4, "rows": 4, "guarantee_order": True, "sample_prompts": 0}
     compute_advantages(filled, settings, **options)
@@ -112,7 +112,7 @@ def test_the_entropy_bonus_is_of_the_rollouts_log_probs(shuffle):
     options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     with pytest.raises(TrainingError, match=ROLLOUT_LOG_PROBS):
         compute_advantages(filled, settings, **options)
-    filled._put_experience({ROLLOUT_LOG_PROBS: list(map(torch.tensor, log_probs))}, [0, 1, 2, 3])
+    filled.put_experience.remote({ROLLOUT_LOG_PROBS: list(map(torch.tensor, log_probs))}, [0, 1, 2, 3])
     compute_advantages(filled, settings, **options)
     up = 1 / math.sqrt(2)
     for index, row in enumerate([[-up, up], [up, -up, -up], [up], [-up, 0, 0, 0]]):
@@ -149,7 +149,7 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
             SCORES["confidence_length"]: torch.ones(12, 1, dtype=torch.int32),
             SCORES["segment_ends"]: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
         }.items():
-            filled._put_experience({name: list(column)}, every)
+            filled.put_experience.remote({name: list(column)}, every)
         settings = CocaSettings(method=MethodConfig(name=method, advantage_scale="batch"))
         options = {"group_size": 2, "rows": 12, "guarantee_order": guarantee_order, "sample_prompts": 0}
         compute_advantages(filled, settings, count=count, **options)
@@ -245,7 +245,7 @@ def test_the_reward_stage(monkeypatch, required):
         RECORD: [torch.tensor([0])] * 3,
     }
     filled = FakeDock(rows=3, group=3)
-    filled._put_experience(given, [0, 1, 2])
+    filled.put_experience.remote(given, [0, 1, 2])
     worker = RewardWorker()
     worker.initialize(megatron, rl_config, SimpleNamespace(tokenizer=None))
     worker.init_transfer_dock(filled)

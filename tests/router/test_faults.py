@@ -208,7 +208,7 @@ def test_the_engine_stops_when_the_client_leaves(stream, tmp_path):
         stopped_at = small.generated
         time.sleep(2 * TICK)
         assert small.generated == stopped_at < 200
-        until(lambda: proxy._running == 0)
+        until(lambda: proxy.running == 0)
     [row] = logged(tmp_path)
     assert row["outcome"] == "client_gone"
 
@@ -261,12 +261,12 @@ def test_a_body_that_never_ends_frees_its_place():
     small = FakeEngine(*SURE)
     with routed(small, limits={"concurrent": 1, "body_s": 20 * TICK}) as (url, proxy):
         with raw_post(url, b"{", length=100) as connection:
-            until(lambda: proxy._running == 1)
+            until(lambda: proxy.running == 1)
             assert httpx.post(f"{url}/chat/completions", json={}).status_code == 429
             answer = HTTPResponse(connection)
             answer.begin()
             assert (answer.status, json.load(answer)["error"]["code"]) == (408, "request_timeout")
-        until(lambda: proxy._running == 0)
+        until(lambda: proxy.running == 0)
         assert ask(url).coca["tier"] == "small"
 
 
@@ -281,4 +281,4 @@ def test_an_internal_error_has_openais_form(stream, monkeypatch):
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal_error"
         assert "secret" not in answer.text
-        until(lambda: proxy._running == 0)
+        until(lambda: proxy.running == 0)

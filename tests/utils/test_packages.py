@@ -48,9 +48,7 @@ def hidden(names):
         packages.require(*names, purpose="a test")
 
 
-EXTRAS = {
-    extra: [name for name, own in packages._EXTRAS.items() if own == extra] for extra in packages._EXTRAS.values()
-}
+EXTRAS = {extra: [name for name, own in packages.EXTRAS.items() if own == extra] for extra in packages.EXTRAS.values()}
 
 
 @pytest.mark.parametrize(("names", "extra"), [(names, extra) for extra, names in EXTRAS.items()])

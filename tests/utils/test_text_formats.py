@@ -37,7 +37,7 @@ READERS = {
     "a manifest": load_manifest,
     "a run on MindSpeed-RL": lambda file: compose_config(file, [], file.parent),
     "a run on verl": lambda file: find_verl_run(str(file)),
-    "the run file of a stage before": lambda file: run_file._check_resume(file, {}),
+    "the run file of a stage before": lambda file: run_file.check_resume(file, {}),
 }
 
 

@@ -103,7 +103,7 @@ def test_responses_that_arrive_while_others_are_graded_are_graded_together(cance
 
 
 def test_the_queue_waits_a_moment_for_further_responses(monkeypatch):
-    monkeypatch.setattr(reward_queue, "_GATHERING_SECONDS", 0.5)
+    monkeypatch.setattr(reward_queue, "GATHERING_SECONDS", 0.5)
     grader = Fake()
     queue = queue_of(grader)
 

@@ -42,7 +42,7 @@ class SegmentActorLoss(BaseLossFunc):
         process = process_settings()
         self._settings, self._reference = process.coca, process.reference
         self._meta: dict[str, Any] = {}
-        self._mini_batch: MiniBatch | None = None
+        self.mini_batch: MiniBatch | None = None
 
     def add_loss_meta_info(self, meta_info: dict[str, Any] | None) -> None:
         """Set MindSpeed-RL's hyperparameters: ``clip_ratio``, ``entropy_coeff``, ``kl_ctrl``, ``kl_penalty``."""
@@ -56,7 +56,7 @@ class SegmentActorLoss(BaseLossFunc):
         lengths = batch["response_length"]
         tokens = lengths.sum().to(torch.int64)
         torch.distributed.all_reduce(tokens, group=parallel.get_data_parallel_group())
-        self._mini_batch = MiniBatch(len(lengths), int(tokens), parallel.get_data_parallel_world_size())
+        self.mini_batch = MiniBatch(len(lengths), int(tokens), parallel.get_data_parallel_world_size())
 
     def compute_loss(
         self,
@@ -74,7 +74,7 @@ class SegmentActorLoss(BaseLossFunc):
         log_probs, _ = self.compute_log_probs(output=output, batch=batch, skip_entropy=True, **kwargs)
         if forward_only:
             return log_probs
-        mini_batch = self._mini_batch
+        mini_batch = self.mini_batch
         if mini_batch is None:
             raise TrainingError("a microbatch came before its mini-batch was counted; is the training engine hooked?")
         microbatches = round(mini_batch.rows / kwargs["actual_micro_batch_size"])

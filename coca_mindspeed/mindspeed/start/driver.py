@@ -350,7 +350,7 @@ def train(
         ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
-        raise TrainingError(f"training ended: {_cause(error)}{_last_checkpoint(config)}") from error
+        raise TrainingError(f"training ended: {_cause(error)}{resume_hint(config)}") from error
     finally:
         ray.shutdown()
 
@@ -377,7 +377,7 @@ def check_trial(results: Path) -> None:
     print(f"coca-mindspeed: {_GAP}: {largest}", flush=True)
 
 
-def _last_checkpoint(config: DictConfig) -> str:
+def resume_hint(config: DictConfig) -> str:
     """A hint where to resume from; empty if no checkpoint was written."""
     save = config.actor_config.save
     try:

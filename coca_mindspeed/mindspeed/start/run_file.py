@@ -107,16 +107,16 @@ def mindspeed_values(
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        _check_resume(files.results / RUN_FILE, values)
+        check_resume(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1)
-        _check_resume(before.results / RUN_FILE, values)
+        check_resume(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
 
 
-def _check_resume(written: Path, values: dict[str, Any]) -> None:
+def check_resume(written: Path, values: dict[str, Any]) -> None:
     """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
     if not written.is_file():
         return

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from experiments.reproduce.claims import Claim, claims, claims_table
-from experiments.reproduce.discrimination import _draws, learning_curves, statistics
+from experiments.reproduce.discrimination import bootstrap_weights, learning_curves, statistics
 from experiments.reproduce.plan import jobs_of
 from experiments.reproduce.report import write_report
 from experiments.reproduce.results import collect, holm, mean_differs, mean_interval, spread
@@ -162,18 +162,18 @@ def test_families_apart_have_no_discrimination_within():
     hard = answers("hard", *[((0.1, False), (0.1, False))] * 3, ((0.1, True), (0.1, True)))
     sure = answers("sure", ((0.2, True), (0.9, True)))
     rows = [*easy, *hard]
-    found = statistics(rows, _draws(rows, 0))
+    found = statistics(rows, bootstrap_weights(rows, 0))
     assert found["accuracy"][0] == 0.5
     assert found["AUROC"][0] == pytest.approx(0.75)
     assert found["within"][0] == 0.5
     assert found["AUROC, family mean"][0] == pytest.approx(0.75)  # rates of .75 and .25 in place of .9 and .1
     assert np.isnan(found["within, expectation"][0])
-    assert statistics([*rows, *sure], _draws([*rows, *sure], 0))["within"][0] == 0.5
+    assert statistics([*rows, *sure], bootstrap_weights([*rows, *sure], 0))["within"][0] == 0.5
 
 
 def test_the_bootstrap_draws_whole_questions_within_families():
     rows = [*answers("a", *[((0.5, True), (0.4, False))] * 30), *answers("b", *[((0.5, True), (0.5, True))] * 10)]
-    draws = _draws(rows, 200)
+    draws = bootstrap_weights(rows, 200)
     assert all(weights[0] == 1 for weights in draws.values())
     for family, size in (("a", 30), ("b", 10)):
         total = sum(weights for (dataset, _), weights in draws.items() if dataset == family)
