@@ -8,7 +8,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond
-from coca_mindspeed.local.schedule import generator, records_of_step
+from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 
@@ -27,7 +27,7 @@ class OurStep:
     def __call__(self) -> int:
         """Run it; returns the number of response tokens."""
         config = self.config
-        asked = records_of_step(self.records, self.step, config.rollout.prompts, 0)
+        asked = question_order(self.records, config.rollout.prompts, 0).of_step(self.step)
         draw, group_size = generator(torch.device("cpu"), 0, "rollout", self.step), config.rollout.group_size
         rollout = respond(self.policy, asked, config.method, config.rollout, draw, group_size)
         graded = response_scorer(config.method, self.policy.text, self.grader)(rollout, asked)

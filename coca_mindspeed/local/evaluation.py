@@ -29,7 +29,7 @@ from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import predict, respond
 from coca_mindspeed.local.sampler import Rollout
-from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
+from coca_mindspeed.local.schedule import derived_seed, generator, question_order
 from coca_mindspeed.scoring.metrics import values
 from coca_mindspeed.scoring.responses import held_out_gap, response_scorer
 from coca_mindspeed.scoring.rollout import Graded
@@ -270,7 +270,7 @@ def run_preflight(
     """
     settings, count, longest = config.rollout, config.evaluation.preflight, preflight_tokens(config)
     at_once = min(settings.prompts * settings.group_size, settings.batch_responses or count)
-    records = records_of_step(train, 0, count, derived_seed(config.seed, _STAGE))
+    records = question_order(train, count, derived_seed(config.seed, _STAGE)).of_step(0)
     title = f"sampling {count} responses of at most {longest} tokens before the first step, tokens"
     started = time.perf_counter()
     try:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import OptimizerConfig
+from coca_mindspeed.data.order import QuestionOrder
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.scoring.metrics import FirstSight
 
 if TYPE_CHECKING:
     import torch
@@ -32,24 +31,13 @@ def generator(device: "torch.device", seed: int, *purpose: object) -> "torch.Gen
     return torch.Generator(device).manual_seed(derived_seed(seed, *purpose))
 
 
-def records_of_step(records: Sequence[Record], step: int, count: int, seed: int) -> list[Record]:
-    """The ``count`` questions of a step (counted from 0): epoch after epoch, each in an order of its own."""
-    chosen: list[Record] = []
-    for position in range(step * count, (step + 1) * count):
-        epoch, index = divmod(position, len(records))
-        if not chosen or index == 0:
-            order = _order(records, epoch, seed)
-        chosen.append(records[order[index]])
-    return chosen
-
-
-def _order(records: Sequence[Record], epoch: int, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
-
-
-def first_sight(records: Sequence[Record], count: int, seed: int) -> FirstSight:
-    """When the run first asks each question: :func:`records_of_step` asks all of them in its first epoch."""
-    return FirstSight.of((records[index].question for index in _order(records, 0, seed)), count)
+def question_order(records: Sequence[Record], count: int, seed: int) -> QuestionOrder:
+    """The order of a run's questions, ``count`` in each step."""
+    return QuestionOrder(
+        records,
+        count,
+        lambda epoch: np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records)),
+    )
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.order import QuestionOrder
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -37,9 +38,9 @@ from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.policy import Policy, is_out_of_memory
 from coca_mindspeed.local.respond import respond, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
-from coca_mindspeed.local.schedule import first_sight, generator, learning_rate, records_of_step
+from coca_mindspeed.local.schedule import generator, learning_rate, question_order
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, FirstSight, HealthWarnings, sight_metrics, values
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, credit_rule, response_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
@@ -144,7 +145,7 @@ class Trainer:
         """Sample, score, give credit and update once; ``step`` counts from 0."""
         config, policy, clock = self.config, self.policy, _Clock()
         stage, stage_step = divmod(step, config.trainer.steps)
-        asked = records_of_step(self.records, step, config.rollout.prompts, config.seed)
+        asked = self._questions.of_step(step)
         draw = generator(policy.device, config.seed, "rollout", step)
         rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
         clock.lap("rollout")
@@ -157,8 +158,8 @@ class Trainer:
         updated = update_policy(policy, rollout, credited, optimizer, lr, config)
         clock.lap("update")
         metrics = {"stage": float(stage), "lr": lr, **step_metrics(rollout, credited), **updated}
-        metrics |= values(sight_metrics(graded, self._sights.seen((r.question for r in asked), step)))
-        metrics[TIMES_ASKED] = self._sights.times_asked(step)
+        metrics |= values(sight_metrics(graded, self._questions.seen(step)))
+        metrics[TIMES_ASKED] = self._questions.times_asked(step)
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.records)
         return StepResult(step, credited, metrics, clock)
 
@@ -217,8 +218,8 @@ class Trainer:
         return response_scorer(self.config.method, self.policy.text, self.grader, require_evaluated=evaluated)
 
     @cached_property
-    def _sights(self) -> FirstSight:
-        return first_sight(self.records, self.config.rollout.prompts, self.config.seed)
+    def _questions(self) -> QuestionOrder:
+        return question_order(self.records, self.config.rollout.prompts, self.config.seed)
 
     def _remove_earlier_results(self) -> None:
         """Remove the results of an earlier, shorter run."""

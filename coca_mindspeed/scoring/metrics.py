@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,30 +82,6 @@ def confidence_metrics(scored: Scored) -> dict[str, WeightedMean]:
 def _defined(means: Mapping[str, tuple[float, float]]) -> dict[str, WeightedMean]:
     """Means by name; an undefined one, e.g. AUROC where all answers are right, has no weight."""
     return {name: WeightedMean(value, 0 if math.isnan(value) else weight) for name, (value, weight) in means.items()}
-
-
-@dataclass(frozen=True)
-class FirstSight:
-    """The step (from 0) in which a run first asks each question, which is known by its text."""
-
-    steps: Mapping[str, int]  # question -> step
-    count: int  # questions of a step
-
-    @classmethod
-    def of(cls, asked: Iterable[str], count: int) -> FirstSight:
-        """``asked``: the questions in the order in which the run asks them, at least up to the end of an epoch."""
-        steps: dict[str, int] = {}
-        for position, question in enumerate(asked):
-            steps.setdefault(question, position // count)
-        return cls(steps, count)
-
-    def seen(self, questions: Iterable[str], step: int) -> list[bool]:
-        """Whether an earlier step than ``step`` asked each question."""
-        return [self.steps[question] < step for question in questions]
-
-    def times_asked(self, step: int) -> float:
-        """How often a question was asked on average, of those asked up to and including ``step``."""
-        return (step + 1) * self.count / sum(first <= step for first in self.steps.values())
 
 
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"

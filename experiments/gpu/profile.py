@@ -14,7 +14,7 @@ from coca_mindspeed.local.model_files import read_model_config, weight_shapes
 from coca_mindspeed.local.plan import estimate_memory
 from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.respond import respond
-from coca_mindspeed.local.schedule import generator, records_of_step
+from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import build_optimizer, update_policy
 from coca_mindspeed.scoring.responses import credit_rule, response_scorer
 from coca_mindspeed.scoring.rollout import confidence_log_probs
@@ -40,12 +40,13 @@ def write_profile(run: Path, file: Path) -> None:
     policy = load_policy(run / "model", config.model, device)
     optimizer, rule = build_optimizer(policy, config.optimizer), credit_rule(config.method, 0)
     records = list(read_records(Path(config.data.train)))
+    questions = question_order(records, config.rollout.prompts, config.seed)
     seconds: dict[str, list[float]] = {"rollout": [], "update": []}
     peaks: dict[str, int] = {}
     kernels: list[dict[str, Any]] = []
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
         for step in range(_WARM_UP + _STEPS):
-            asked = records_of_step(records, step, config.rollout.prompts, config.seed)
+            asked = questions.of_step(step)
             draw = generator(device, config.seed, "profile", step)
             group_size = config.rollout.group_size
             started = _start(device)

@@ -20,7 +20,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError, TrainingError
 from coca_mindspeed.grading.verdict import ExactGrader
 from coca_mindspeed.mindspeed.stages import dataset
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, RecordPrompts
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, build_verifier
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings
@@ -281,31 +281,27 @@ def _record(index: int) -> Record:
     return Record(id=str(index), dataset="d", category="math", question=f"q{index}", answer="1")
 
 
-def test_ray_may_have_pickled_the_hook_that_reads_the_records(monkeypatch):
-    """A function that is made in a function is pickled with copies of the globals that it names."""
-    records, prompts = [_record(i) for i in range(3)], [np.array([i], dtype=np.int32) for i in range(3)]
-    monkeypatch.setattr(dataset, "asked", [])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_data_set_shows_each_iteration_its_questions(monkeypatch, shuffle):
+    """Also if Ray has pickled the hook: a function that is made in a function is pickled with copies of its globals."""
+    records, prompts = [_record(i) for i in range(5)], [np.array([7 * i], dtype=np.int32) for i in range(5)]
     monkeypatch.setattr(dataset, "process_settings", lambda: SimpleNamespace(coca=None))
     monkeypatch.setattr(dataset, "load_prompts", lambda *_: (records, prompts))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: None)
-    config = SimpleNamespace(tokenizer_name_or_path="", max_prompt_length=8, no_shuffle=True)
+    config = SimpleNamespace(
+        **{"tokenizer_name_or_path": "", "max_prompt_length": 8, "seed": 3},
+        **{"no_shuffle": not shuffle, "global_batch_size": 4},
+    )
+    order = dataset.question_order(records, config)
     build = cloudpickle.loads(cloudpickle.dumps(dataset.record_datasets(None)))
-    build(data_prefix=["train.jsonl"], extra_param=config, train_valid_test_num_samples=[4], seed=1)
-    assert dataset.seen_before(2, 2) == ([False, True], 4 / 3)
-
-
-def test_every_epoch_shows_every_record_once():
-    prompts = [np.array([i], dtype=np.int32) for i in range(5)]
-    shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
-    assert shown.questions() == [_record(int(shown[i][RECORD][0])).question for i in range(12)]
-    order = [int(shown[i][RECORD][0]) for i in range(len(shown))]
-    assert len(order) == 12
-    assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]
-    assert order[:5] != order[5:10]
-    again = RecordPrompts([_record(i) for i in range(5)], prompts, samples=7, seed=3, shuffle=True)
-    assert [int(again[i][RECORD][0]) for i in range(7)] == order[:7]  # resuming continues the same order
-    plain = RecordPrompts([_record(i) for i in range(5)], prompts, samples=6, seed=3, shuffle=False)
-    np.testing.assert_array_equal([plain[i]["input_ids"][0] for i in range(6)], [0, 1, 2, 3, 4, 0])
+    for samples in (12, 4):  # a run that is prolonged goes on in the same order
+        shown, *_ = build(
+            data_prefix=["train.jsonl"], extra_param=config, train_valid_test_num_samples=[samples], seed=3
+        )
+        asked = [int(shown[position][RECORD][0]) for position in range(len(shown))]
+        assert asked == [int(record.id) for step in range(samples // 4) for record in order.of_step(step)]
+        tokens = [shown[position]["input_ids"].tolist() for position in range(samples)]
+        assert tokens == [[7 * index] for index in asked]
 
 
 def test_a_prompt_is_never_cut(tmp_path):

@@ -10,9 +10,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_file, validation_files, write_predictions
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
-from coca_mindspeed.mindspeed.stages.metrics import ITERATION, append_line
+from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.trainer import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.json_files import read_json_lines
@@ -30,6 +31,30 @@ class UpstreamMetric:
 
     def update(self, key="", value=None, cumulate=False):
         self.metric.update(value if isinstance(value, dict) else {key: value})
+
+
+class UpstreamLoggers:
+    """MindSpeed-RL's ``Loggers``, as far as ``fit`` uses it; ``logged`` keeps what it was given."""
+
+    def __init__(self, name):
+        self.logged = []
+
+    def info(self, msg, iteration=None, steps=None):
+        self.logged.append(msg if iteration is None else {**msg})
+
+
+class Iterations:
+    """The calls by which ``fit`` logs its iterations."""
+
+    def __init__(self):
+        self.metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
+        self.logger = stages_trainer.iteration_logger(UpstreamLoggers)("grpo_trainer_hybrid")
+        self.logger.info("start")
+
+    def log(self, iteration, values):
+        self.metrics.update(value=values)
+        self.metrics.update("vllm_tps", 7.0)
+        self.logger.info(self.metrics.metric, iteration, 6)
 
 
 class UpstreamTrainer:
@@ -50,15 +75,14 @@ class UpstreamTrainer:
 
     def fit(self, data_iters):
         iteration = self.actor_worker.get_iteration()
-        self.metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
+        self.iterations = Iterations()
         while iteration < self.train_iters:
             next(data_iters)
             self.event("metrics", iteration + 1)
             self.compute_advantage(blocking=True, guarantee_order=False)
             rare = {"rare": 1.0} if iteration == 2 else {}
-            self.metrics.update(value={"grad_norm": float(iteration), **rare, **self.transfer_dock})
-            self.metrics.update("vllm_tps", 7.0)
             iteration += 1
+            self.iterations.log(iteration, {"grad_norm": float(iteration), **rare, **self.transfer_dock})
             if iteration % 2 == 0:
                 self.save_checkpoint(iteration)
 
@@ -72,7 +96,8 @@ def start(tmp_path, monkeypatch):
     """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
     settings = CocaSettings.model_validate({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
     process = SimpleNamespace(coca=settings, reference=True)
-    nothing = SimpleNamespace(remote=lambda *_, **__: [])
+    asked: list[Any] = []
+    nothing = SimpleNamespace(remote=lambda *_, **options: asked.append(options["seen"]) or [])
     ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing))
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
@@ -94,14 +119,19 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(Validation, "__init__", prepare)
     monkeypatch.setattr(Validation, "run", validate)
 
+    data = tmp_path / "train.jsonl"
+    write_records(data, [Record(str(i), "d", "math", f"{i}+1=", str(i + 1)) for i in range(4)])
+
     def run(die_at=None):
-        worker = SimpleNamespace(get_iteration=lambda: UpstreamTrainer.saved)
+        config = SimpleNamespace(data_path=str(data), global_batch_size=2, seed=1, no_shuffle=False)
+        worker = SimpleNamespace(get_iteration=lambda: UpstreamTrainer.saved, megatron_config=config)
         trainer = stages_trainer.grpo_trainer(UpstreamTrainer)(worker, None, [], die_at=die_at)
         if die_at is None:
             trainer.fit(iter(range(100)))
-            return
+            return asked
         with pytest.raises(Killed):
             trainer.fit(iter(range(100)))
+        return asked
 
     return run
 
@@ -137,6 +167,13 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     assert [*validation_files(tmp_path / VALIDATIONS)] == kept
 
 
+def test_each_iteration_is_told_what_earlier_ones_asked(start):
+    """Two of four questions an iteration; the run dies in the fourth and goes on behind the second."""
+    first = [(seen, times) for seen, times in start(("save", 4))]
+    assert first == [([False] * 2, 1.0), ([False] * 2, 1.0), ([True] * 2, 1.5), ([True] * 2, 2.0)]
+    assert start()[4:] == [*first[2:], ([True] * 2, 2.5), ([True] * 2, 3.0)]
+
+
 def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start, tmp_path):
     """And a line of the log has what ``fit`` logs of its own iteration alone."""
     start(("validation", 6))
@@ -158,12 +195,15 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
     """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
     settings = CocaSettings.model_validate({"output_dir": str(tmp_path)})
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings, reference=False))
-    kind = stages_trainer.iteration_metrics(UpstreamMetric)
-    metrics = kind()
+    iterations = Iterations()
     for iteration in (1, 2):
-        assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
-        metrics.update(value={"grad_norm": 0.5, ITERATION: iteration})
-        metrics.update("vllm_tps", 7.0)
+        for made in (iterations.metrics, iterations.logger):
+            assert cloudpickle.loads(cloudpickle.dumps(type(made))) is type(made)
+        in_the_dock = cloudpickle.loads(cloudpickle.dumps(iterations.metrics))
+        in_the_dock.reset()
+        in_the_dock.update("seconds/advantage", [1.0])
+        assert in_the_dock.metric == {"seconds/advantage": [1.0]}
+        iterations.log(iteration, {"grad_norm": 0.5})
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
 
 
@@ -172,9 +212,7 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_pat
     """MindSpeed-RL reports it as 0."""
     process = SimpleNamespace(coca=CocaSettings(output_dir=tmp_path), reference=reference)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
-    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
-    metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1, ITERATION: 1.0})
-    metrics.update("vllm_tps", 7.0)
+    Iterations().log(1, {"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1})
     [(_, row)] = read_json_lines(tmp_path / "metrics.jsonl")
     assert ("timing/non_overlap_reference_model" in row, row["timing/non_overlap_adv"]) == (reference, 0.1)
 
@@ -182,11 +220,9 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_pat
 def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(monkeypatch, capsys):
     process = SimpleNamespace(coca=CocaSettings.model_validate({}), reference=False)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
-    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
-    warnings = []
+    iterations, warnings = Iterations(), []
     for iteration in range(1, 12):
-        metrics.update(value={"grading/ungradable_share": 1.0 if iteration > 6 else 0.0, ITERATION: iteration})
-        metrics.update("vllm_tps", 7.0)
+        iterations.log(iteration, {"grading/ungradable_share": 1.0 if iteration > 6 else 0.0})
         warnings.append("warning: " in capsys.readouterr().err)
     assert warnings == [False] * 6 + [True] + [False] * 4
 
@@ -195,16 +231,17 @@ def test_the_gap_of_a_validation_warns_once_and_is_not_logged(tmp_path, monkeypa
     """The next iteration brings it; the answers of the training agree with their confidences."""
     process = SimpleNamespace(coca=CocaSettings(output_dir=tmp_path), reference=False)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
-    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
+    iterations = Iterations()
 
     def gap(name, confidence):
         return {f"{name}/accuracy": 0.5, f"{name}/confidence": confidence, f"{name}/gap_error": 0.01}
 
     for iteration in range(1, 8):
         validated = gap("held_out", 0.9) if iteration == 6 else {}
-        metrics.update(value={**gap("first_sight", 0.5), **validated, ITERATION: iteration})
-        metrics.update("vllm_tps", 7.0)
+        iterations.log(iteration, {**gap("first_sight", 0.5), **validated})
         assert ("warning: " in capsys.readouterr().err) == (iteration == 6)
     written = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
     assert [row["step"] for row in written] == [1, 2, 3, 4, 5, 6, 7]
-    assert not [name for row in written for name in row if name.startswith(("held_out/", ITERATION))]
+    for row in (*written, *iterations.logger.logged[1:]):
+        assert row["first_sight/confidence"] == 0.5
+        assert not [name for name in row if name.startswith("held_out/")]

@@ -1,4 +1,4 @@
-"""The data set of a run: prompts of its records, shuffled by epoch."""
+"""The data set of a run: prompts of its records, in an order of their own in each epoch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,57 +7,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coca_mindspeed.data.order import QuestionOrder
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import load_prompts
-from coca_mindspeed.scoring.metrics import FirstSight
 
 RECORD = "coca_record"  # column of the dock, int32 [1]: index of the question's record; comes with the prompts
 
 
-#: The questions of this process's run in the order in which it asks them; empty: not a set of records.
-asked: list[str] = []
+def question_order(records: Sequence[Record], config: Any) -> QuestionOrder:
+    """The order of a run's questions; ``config`` is MindSpeed-RL's configuration of the actor."""
 
+    def order_of(epoch: int) -> NDArray[np.int64]:
+        size = len(records)
+        return np.arange(size) if config.no_shuffle else np.random.default_rng((config.seed, epoch)).permutation(size)
 
-def set_asked(questions: Sequence[str]) -> None:
-    """Set :data:`asked`, also from a hook's function: Ray pickles that by value with a copy of each global it names."""
-    asked[:] = questions
-
-
-def seen_before(step: int, count: int) -> tuple[list[bool], float] | None:
-    """Whether the run asked each of the ``count`` questions of iteration ``step`` (from 1) before; None: unknown.
-
-    The second value is :meth:`.FirstSight.times_asked`.
-    """
-    if not asked:
-        return None
-    sights, questions = FirstSight.of(asked, count), asked[(step - 1) * count : step * count]
-    return sights.seen(questions, step - 1), sights.times_asked(step - 1)
+    return QuestionOrder(records, config.global_batch_size, order_of)
 
 
 class RecordPrompts:
-    """A data set of ``samples`` prompts; each epoch is a permutation of all records, drawn from seed and epoch."""
+    """A data set of ``samples`` prompts in the order of a run's questions; ``prompts`` are of its records."""
 
-    def __init__(
-        self, records: Sequence[Record], prompts: Sequence[NDArray[np.int32]], samples: int, seed: int, shuffle: bool
-    ) -> None:
-        self._records, self._prompts = records, prompts
-        self._order = np.concatenate(
-            [
-                np.random.default_rng((seed, epoch)).permutation(len(records)) if shuffle else np.arange(len(records))
-                for epoch in range(-(-samples // len(records)))
-            ]
-        )[:samples]
+    def __init__(self, order: QuestionOrder, prompts: Sequence[NDArray[np.int32]], samples: int) -> None:
+        self._prompts, self._indexes = prompts, order.indexes(range(samples))
 
     def __len__(self) -> int:
-        return len(self._order)
-
-    def questions(self) -> list[str]:
-        """The question at each position."""
-        return [self._records[index].question for index in self._order]
+        return len(self._indexes)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        index = int(self._order[position])
+        index = int(self._indexes[position])
         return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), RECORD: np.array([index])}
 
 
@@ -72,9 +50,7 @@ def record_datasets(_original: Any) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)
         records, prompts = load_prompts(Path(data_path), tokenizer, process_settings().coca, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
-        train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
-        set_asked(train.questions())
-        return train, None, None
+        return RecordPrompts(question_order(records, config), prompts, samples), None, None
 
     return build_train_valid_test_datasets
 

@@ -16,8 +16,12 @@ from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
 _SAMPLES, _OF_ITERATION = "samples", "iteration_"
-#: The number of an iteration (from 1) among its metrics; taken out before they are logged.
-ITERATION = "coca_iteration"
+
+
+class IterationRow(dict[str, Any]):
+    """The metrics of one iteration, by name."""
+
+    is_logged = False
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:

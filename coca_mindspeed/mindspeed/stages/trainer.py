@@ -18,14 +18,15 @@ transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from 
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, validation_file, write_predictions
-from coca_mindspeed.mindspeed.stages import dataset, metrics
-from coca_mindspeed.mindspeed.stages.dataset import RECORD
+from coca_mindspeed.mindspeed.stages import metrics
+from coca_mindspeed.mindspeed.stages.dataset import RECORD, question_order
 from coca_mindspeed.mindspeed.stages.dock import (
     ROLLOUT_LOG_PROBS,
     SCORES,
@@ -37,9 +38,9 @@ from coca_mindspeed.mindspeed.stages.dock import (
     read_rows,
     report,
 )
-from coca_mindspeed.mindspeed.stages.metrics import ITERATION, SampleWriter, append_line, as_ratios, cut_logs
+from coca_mindspeed.mindspeed.stages.metrics import IterationRow, SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
-from coca_mindspeed.mindspeed.start.records import load_prompts
+from coca_mindspeed.mindspeed.start.records import load_prompts, read_run_records
 from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
@@ -65,7 +66,8 @@ def grpo_trainer(original: Any) -> Any:
             if not self._process.reference:
                 ref_worker = NoReference(actor_worker.megatron_config)
             super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
-            coca = self._process.coca
+            coca, config = self._process.coca, self.actor_worker.megatron_config
+            self._questions = question_order(read_run_records(Path(config.data_path), coca.data_sha256), config)
             # Made once: Ray sends a new remote function to its workers again.
             self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             self._samples = SampleWriter(coca, self.tokenizer)
@@ -105,7 +107,7 @@ def grpo_trainer(original: Any) -> Any:
 
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
             """Run the advantage stage as a Ray task, as MindSpeed-RL does."""
-            start = time.time()
+            start, step = time.time(), self._iteration - 1
             rows = fetch(
                 self._advantages.remote(
                     self.transfer_dock,
@@ -115,7 +117,7 @@ def grpo_trainer(original: Any) -> Any:
                     rows=self.global_batch_size * self.n_samples_per_prompt,
                     guarantee_order=guarantee_order,
                     sample_prompts=self._samples.prompts_wanted(self._iteration),
-                    seen=dataset.seen_before(self._iteration, self.global_batch_size),
+                    seen=(self._questions.seen(step), self._questions.times_asked(step)),
                 )
             )
             self._samples.write(self._iteration, rows, self.transfer_dock)
@@ -125,7 +127,6 @@ def grpo_trainer(original: Any) -> Any:
                 {
                     "timing/adv": [round(end, 4), round(start, 4)],
                     "end_time/end_adv_time": [round(end, 4)],
-                    ITERATION: [self._iteration],
                 },
             )
 
@@ -148,40 +149,58 @@ def divide_ratios(original: Any) -> Any:
 
 
 def iteration_metrics(original: Any) -> Any:
-    """Subclass ``Metric``, the collector of ``fit``: write whole iterations to a file, and warn of problems.
+    """Subclass ``Metric``, the collector of ``fit``: each iteration has a row of its own.
 
-    Metrics that one iteration lacks are not logged with the value of the iteration before.  The number of the iteration
-    and the metrics ``held_out/`` of a validation before it, which ``validation.jsonl`` has, are not logged.
+    So the metrics that one iteration lacks are not logged with the value of the iteration before.
     """
-    last_metric = "vllm_tps"  # that ``fit`` adds to an iteration before it logs
 
     class IterationMetrics(original):
-        _is_whole = False
-
         def __init__(self) -> None:
             super().__init__()
-            self._health = HealthWarnings()
+            self.reset()
+
+        def reset(self) -> None:
+            self.metric = IterationRow()
 
         def update(self, key: Any = "", value: Any = None, cumulate: bool = False) -> None:
-            if self._is_whole:
-                self.metric.clear()
-                self._is_whole = False
+            if self.metric.is_logged:
+                self.reset()
             super().update(key, value, cumulate)
-            if key == last_metric:
-                self._is_whole = True
-                process = process_settings()
-                if not process.reference:
-                    self.metric.pop("timing/non_overlap_reference_model", None)
-                iteration = int(self.metric.pop(ITERATION))
-                if warning := self._health.after_step(iteration, self.metric):
-                    print_text(warning, sys.stderr)
-                for name in [name for name in self.metric if name.startswith(f"{HELD_OUT}/")]:
-                    del self.metric[name]
-                coca = process.coca
-                if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": iteration, **self.metric})
 
     return IterationMetrics
+
+
+def iteration_logger(original: Any) -> Any:
+    """Subclass ``Loggers``, whose ``info`` is how ``fit`` says that an iteration has all its metrics.
+
+    They are written to a file, and problems are warned of.  The metrics ``held_out/`` of a validation before the
+    iteration, which ``validation.jsonl`` has, are not logged.
+    """
+
+    class IterationLogger(original):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._health = HealthWarnings()
+
+        def info(self, msg: Any, iteration: int | None = None, steps: int | None = None) -> None:
+            if iteration is not None and isinstance(msg, IterationRow):
+                self._finish(msg, iteration)
+            super().info(msg, iteration, steps)
+
+        def _finish(self, row: IterationRow, iteration: int) -> None:
+            process = process_settings()
+            if not process.reference:
+                row.pop("timing/non_overlap_reference_model", None)
+            if warning := self._health.after_step(iteration, row):
+                print_text(warning, sys.stderr)
+            for name in [name for name in row if name.startswith(f"{HELD_OUT}/")]:
+                del row[name]
+            coca = process.coca
+            if coca.output_dir is not None and coca.metrics_file:
+                append_line(coca.output_dir / METRICS, {"step": iteration, **row})
+            row.is_logged = True
+
+    return IterationLogger
 
 
 class Validation:
@@ -267,7 +286,7 @@ def compute_advantages(
     """Take all scored rows of the iteration out of the dock and write ``advantages`` and ``returns``.
 
     ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
-    ``seen`` is :func:`.dataset.seen_before` of the iteration.
+    ``seen``: whether an earlier iteration asked each question, and how often a question was asked on average so far.
 
     Returns:
         ``index`` and :meth:`.Credited.rows` of the responses to the first ``sample_prompts`` prompts.
