@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
@@ -27,6 +28,7 @@ class Fussy:
 
 
 def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> Graded:
+    """Each of ``answers`` is the gold answer of a group of responses."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
@@ -50,6 +52,15 @@ def test_an_invalid_confidence_is_never_guessed():
     assert scored.stated.isnan().all()
     assert scored.confidence_lengths.tolist() == [2, 2, 0]
     assert scored.correct.tolist() == [0, 0, 1]
+
+
+def test_the_responses_of_a_group_have_its_record():
+    scored = score([[1, 2, 3, 5], [1, 2, 3, 6], [1, 2, 3, 6], [1, 2, 3, 7]], ["4", "7"])
+    assert [record.id for record in scored.records] == ["0", "0", "1", "1"]
+    assert scored.correct.tolist() == [1, 0, 1, 0]
+    for answers in (["4", "7", "1"], []):
+        with pytest.raises(ValueError, match="4 responses"):
+            score([[1, 2, 3, 5]] * 4, answers)
 
 
 def test_answer_first_responses():
