@@ -78,7 +78,7 @@ class Numbers:
     def log_probs(self, policy: Policy, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Log-prob of each number at each prompt, float64 ``[P, N]``, and the greedy number, int64 ``[P]``."""
         result = torch.zeros(len(prompts), len(self.values), dtype=torch.float64)
-        nodes: list[tuple[int, ...]] = [()]
+        nodes: dict[tuple[int, ...], int] = {(): 0}  # by their tokens
         total = torch.zeros(len(prompts), 1, dtype=torch.float64)
         greedy = torch.zeros(len(prompts), dtype=torch.int64)  # the greedy node at this depth; -1: it has ended
         chosen = torch.zeros(len(prompts), dtype=torch.int64)
@@ -86,29 +86,30 @@ class Numbers:
         with torch.inference_mode(), policy.autocast():
             decoder = Decoder(policy, prompts, max(map(len, self.token_ids)))
             while nodes:
-                children = list(dict.fromkeys(row[: depth + 1] for row in self.token_ids if len(row) > depth))
-                parents = torch.tensor([nodes.index(child[:-1]) for child in children])
+                paths = list(dict.fromkeys(row[: depth + 1] for row in self.token_ids if len(row) > depth))
+                children = {path: at for at, path in enumerate(paths)}
+                parents = torch.tensor([nodes[path[:-1]] for path in paths])
                 logits = policy.sampling_logits(decoder.logits, 1.0).log_softmax(-1).unflatten(0, (len(prompts), -1))
-                tokens = torch.tensor([child[-1] for child in children])
+                tokens = torch.tensor([path[-1] for path in paths])
                 edges = logits[:, parents.to(policy.device), tokens.to(policy.device)].double().cpu()
                 total = total[:, parents] + edges
                 best = edges.masked_fill(parents != greedy[:, None], -torch.inf).argmax(dim=1)
                 going = greedy >= 0
                 for number, row in enumerate(self.token_ids):
                     if len(row) == depth + 1:
-                        at = children.index(row)
+                        at = children[row]
                         result[:, number] = total[:, at]
                         chosen[going & (best == at)] = number
-                inner = sorted({children.index(row[: depth + 1]) for row in self.token_ids if len(row) > depth + 1})
+                inner = sorted({children[row[: depth + 1]] for row in self.token_ids if len(row) > depth + 1})
                 if not inner:
                     break
-                place = torch.full((len(children),), -1)
+                place = torch.full((len(paths),), -1)
                 place[inner] = torch.arange(len(inner))
                 greedy = torch.where(going, place[best], -1)
                 rows = torch.arange(len(prompts))[:, None] * len(nodes) + parents[inner]
                 decoder.keep(rows.flatten().to(policy.device))
                 decoder.step(tokens[inner].repeat(len(prompts))[:, None].to(policy.device))
-                nodes, total = [children[i] for i in inner], total[:, inner]
+                nodes, total = {paths[at]: i for i, at in enumerate(inner)}, total[:, inner]
                 depth += 1
         return result, chosen
 

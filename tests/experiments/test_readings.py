@@ -96,12 +96,6 @@ def test_readings_that_cannot_be_computed_are_refused(own):
         run_config(setting, setting.trained["own"], 0)
 
 
-def test_the_key_of_a_run_is_answered_by_the_command(tmp_path):
-    with pytest.raises(ConfigError, match=r"experiments\.expected_confidence") as refused:
-        compose_run("demo", [READINGS])
-    assert [problem.key for problem in refused.value.problems] == ["evaluation.readings"]
-
-
 def test_files_keep_readings_that_cover_enough(tmp_path):
     answers = [Prediction(str(i), "sums", "q", "r", 0.5, i < 2, 3) for i in range(4)]
     readings = [Reading(0.9, 0.8, mass) for mass in (0.9, 1.0, 1.0)]
