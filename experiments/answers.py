@@ -45,8 +45,7 @@ def _answer(row: Mapping[str, Any], where: str) -> Answer:
     columns = {name: row[name] for name in _COLUMNS if row.get(name) is not None}
     if columns and not (len(columns) == len(_COLUMNS) and all(map(is_confidence, columns.values()))):
         raise DataError(f"{where}: expected {', '.join(_COLUMNS)}, each from 0 to 1, found {columns}")
-    prediction = prediction_from_json({name: value for name, value in row.items() if name not in _COLUMNS}, where)
-    return with_reading(prediction, Reading(**columns) if columns else None)
+    return with_reading(prediction_from_json(row, where), Reading(**columns) if columns else None)
 
 
 def with_reading(prediction: Prediction, reading: Reading | None) -> Answer:
