@@ -242,6 +242,7 @@ class Backend:
             **({} if key is None else {"authorization": f"Bearer {key}"}),
         }
         self._not_before = -math.inf
+        self._has_chats = False  # found at its address
 
     @asynccontextmanager
     async def stream(
@@ -277,13 +278,22 @@ class Backend:
             raise BackendError("timeout", f"backend {self.name} sent no token in time")
 
     async def problem(self) -> str | None:
-        """Why the server cannot be reached, None if it answers; its models are asked for, whatever it says of them."""
+        """Why the server cannot be asked, None if it can; whoever reads it may not know the address.
+
+        Its models are asked for, whatever it says of them.  Some servers list none; at a wrong address there are no
+        chats either, which an empty request shows without generating anything.
+        """
+        request: dict[str, Any] = {"headers": self._headers, "allow_redirects": False}
         try:
             with anyio.fail_after(_READY_S):
-                async with self.session.get(self._models, headers=self._headers, allow_redirects=False):
-                    return None
+                async with self.session.get(self._models, **request) as models:
+                    if models.status != 404 or self._has_chats:
+                        return None
+                async with self.session.post(self._url, data=b"{}", **request) as chats:
+                    self._has_chats = chats.status != 404
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             return type(error).__name__
+        return None if self._has_chats else f"HTTP 404; check backends.{self.name}.url, up to and including /v1"
 
     async def _open(self, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
         """A stream whose first token has arrived. Raises BackendError."""

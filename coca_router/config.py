@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+from yarl import URL
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
@@ -47,6 +48,17 @@ class BackendConfig(Section):
     dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
+
+    def unusual_address(self) -> str | None:
+        """Where its chats are sent, without key, if ``url`` seems to lack its path; else None.
+
+        vLLM serves /v1 only, others below any path (/api/paas/v4, /openai/deployments/NAME).
+        """
+        url = URL(self.url)
+        path = url.path.rstrip("/")
+        if path and (self.dialect != "vllm" or path.endswith("/v1")):
+            return None
+        return str(url.with_path(f"{path}/chat/completions").with_user(None))
 
 
 class BandConfig(Section):

@@ -16,9 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from coca_mindspeed.errors import ConfigError, did_you_mean
 from coca_router.openai_api import ApiError, ChatRequest, event, read_threshold
 
 _HEADER_BYTES = 1 << 16
@@ -103,7 +105,15 @@ class Server(uvicorn.Server):
         self._shutdown, self._drain_s, self._announcement = shutdown, drain_s, announcement
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn has logged why
+            if self.lifespan.should_exit:
+                raise
+            where = f"{self.config.host}:{self.config.port}"
+            raise ConfigError(
+                f"{where}: the address cannot be listened on; choose another port by --port (of a CONFIG: listen.port)"
+            ) from error
         if self.started and self._announcement:  # the port is ours
             print(self._announcement, flush=True)
 
@@ -268,7 +278,9 @@ def error_handlers() -> Mapping[Any, Any]:
 
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            shown = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
+            paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+            near = did_you_mean(request.url.path, paths) or f"; served are {', '.join(paths)}"
+            shown = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here{near}")
         else:
             shown = error if isinstance(error, ApiError) else _INTERNAL
         return JSONResponse(shown.body(), shown.status, shown.headers())

@@ -61,16 +61,18 @@ class Tier:
             given["top_k"] = -1
         if request.limit is not None and request.limit < pinned.get("max_tokens", 0):
             given["max_tokens"] = request.limit
-        wrong = {name: f"{name} {pinned[name]!r}" for name in given if given[name] != pinned[name]}
+        wrong = {
+            name: f"{name} {pinned[name]!r}; leave {name} as it is" for name in given if given[name] != pinned[name]
+        }
         if request.stops:
-            wrong["stop"] = "no stop strings"
+            wrong["stop"] = "no stop strings; send none"
         if any(message.role in ("system", "developer") for message in request.messages):
-            wrong["messages"] = "its own system prompt"
+            wrong["messages"] = "its own system prompt; send none"
         if threshold is not None and self.policy.risk is not None:
-            wrong["model"] = "its own threshold (use the name without @)"
+            wrong["model"] = f"its own threshold; use the model {request.model.partition('@')[0]!r}"
         for name, allowed in wrong.items():
             done = "calibrated" if self.policy.risk is None else "certified"
-            message = f"{name}: tier {self.name} is {done} with {allowed}; leave {name} as it is"
+            message = f"{name}: tier {self.name} is {done} with {allowed}"
             raise ApiError(400, message, param=name, code="pinned_parameter")
 
     def messages(self, request: ChatRequest) -> list[Mapping[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.cli.options import at_least, device_name, template_variables
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.utils.directories import model_of
 from coca_mindspeed.utils.packages import ROUTER, require
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
-    option("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
+    option("--model", type=Path, metavar="DIR", help="serve this run or Hugging Face directory itself instead")
     option("--name", help="name of the model for clients (default: the directory's)")
     option("--host", help="address to listen on (default: 127.0.0.1, or by CONFIG)")
     option("--port", type=at_least(0, 65535), help="port (default: 8000 with --model, else by CONFIG)")
@@ -64,6 +65,12 @@ def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
     where = arguments.host or listen.host, listen.port if arguments.port is None else arguments.port
     if listen.api_key_env is None:
         _warn_if_reachable(*where, "listen.api_key_env")
+    for name, backend in config.backends.items():
+        if address := backend.unusual_address():
+            sys.stderr.write(
+                f"warning: backends.{name}.url={backend.url}: requests go to {address}; most servers expect a url up "
+                "to and including /v1\n"
+            )
     text = f"{config.name}: tiers {', '.join(tier.name for tier in config.tiers)}"
     return _serve(arguments, Proxy(config), *where, text, connections=limits.connections, drain_s=limits.drain_s)
 
@@ -83,8 +90,9 @@ def _serve_model(arguments: argparse.Namespace) -> int:
         _warn_if_reachable(*where, "--api-key-env")
     device = choose_device(arguments.device, where="--device")
     config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
-    print(f"loading {arguments.model}", file=sys.stderr, flush=True)
-    policy = load_policy(arguments.model, config, device, where="--model")
+    path = model_of(arguments.model)
+    print(f"loading {path}", file=sys.stderr, flush=True)
+    policy = load_policy(path, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
     server = ModelServer(policy, name, **sizes, key=key, hosts=[where[0], *arguments.allow_host])

@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, validation_problems
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import one_line, print_text
-from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.directories import is_ours, model_of
 from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.json_files import read_object, to_json_line
 from coca_mindspeed.utils.packages import require
@@ -139,8 +139,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         from coca_mindspeed.local.model_files import download_model
 
         path = download_model(arguments.model, custom_code=False, show_progress=True)
-    if is_ours(path, "run") and (path / "model").is_dir():
-        path = path / "model"
+    path = model_of(path)
     if not (path / "config.json").is_file():
         found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
         expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"

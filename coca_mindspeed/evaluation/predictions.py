@@ -176,6 +176,9 @@ def read_predictions(
     Raises DataError with file and line (row, if the format has no lines) for anything that is not a prediction, and if
     there are none.
     """
+    if path.is_dir():
+        found = ", ".join(map(str, sorted(path.glob("predictions*.jsonl"))))
+        raise DataError(f"{path}: is a directory; expected a file of predictions{f', such as {found}' * bool(found)}")
     rows: list[Prediction] = []
     seen: dict[tuple[object, ...], str] = {}
     ignored: dict[str, None] = {}

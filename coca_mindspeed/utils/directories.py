@@ -44,6 +44,11 @@ def is_ours(directory: Path, kind: str) -> bool:
     return read_marker(directory, kind) is not None
 
 
+def model_of(path: Path) -> Path:
+    """The model of a run directory; any other path itself."""
+    return path / "model" if is_ours(path, "run") and (path / "model").is_dir() else path
+
+
 def nearby_runs(directory: Path, is_run: Callable[[Path], bool]) -> str:
     """Return ``; runs nearby: A, B`` for the runs in and beside ``directory``, the most similar first, or nothing."""
     places = [place for place in (directory, directory.parent) if place.is_dir()]

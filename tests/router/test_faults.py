@@ -188,6 +188,20 @@ def test_no_backend_no_readiness():
         assert (httpx.get(f"{root}/ready").status_code, httpx.get(f"{root}/health").status_code) == (503, 200)
 
 
+@pytest.mark.parametrize(("path", "status"), [("/v1", 200), ("", 503)])
+def test_a_server_without_chats_at_its_address_is_not_ready(path, status):
+    """The engine lists no models at either address."""
+    small = FakeEngine(*SURE)
+    with (
+        small.served() as address,
+        routed(small, small_backend={"url": address.removesuffix("/v1") + path}) as (url, _),
+    ):
+        found = httpx.get(f"{url.removesuffix('/v1')}/ready")
+    assert found.status_code == status
+    problem = found.json()["backends"]["small"]
+    assert problem is None if status == 200 else "backends.small.url" in problem and "127.0.0.1" not in problem
+
+
 def test_no_further_tier_is_asked_with_on_error_fail():
     failing = {"small_backend": {"url": "http://127.0.0.1:9/v1"}, "on_error": "fail"}
     with (
@@ -253,6 +267,8 @@ def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
 
         assert http.post(f"{url}/chat/completions", content=in_parts(), headers=JSON).status_code == 413
         assert http.get(f"{url}/nothing").status_code == 404
+        near = http.post(f"{url.removesuffix('/v1')}/chat/completions", json={})
+        assert (near.status_code, "'/v1/chat/completions'" in near.json()["error"]["message"]) == (404, True)
         assert http.get(f"{url}/chat/completions").status_code == 405
     assert not small.requests
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from coca_mindspeed.local.tiny_model import write_tiny_model
+from coca_mindspeed.utils.directories import write_marker
 from coca_router.cli import main
 from tests.router.servers_for_tests import until
 from tests.router.test_pinned import calibrated
@@ -89,6 +90,42 @@ def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_pa
             assert f"loading {tmp_path / 'tiny'}" in process.stderr.read()
         finally:
             process.kill()
+
+
+def test_a_port_that_is_taken_names_the_option(tmp_path, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", written(tmp_path), "--port", str(taken.getsockname()[1])]) == 1
+    error = capsys.readouterr().err
+    assert all(name in error for name in ("--port", "listen.port"))
+
+
+@pytest.mark.parametrize(
+    ("url", "dialect", "warned"),
+    [
+        ("http://127.0.0.1:9", "vllm", True),
+        ("http://127.0.0.1:9/", "openai", True),
+        ("http://127.0.0.1:9/large", "vllm", True),
+        ("http://127.0.0.1:9/large/v1/", "vllm", False),
+        ("http://127.0.0.1:9/v1beta/openai", "openai", False),  # not all servers serve /v1
+    ],
+)
+def test_a_url_without_its_path_is_noticed(url, dialect, warned, tmp_path, capsys):
+    config = written(tmp_path, backends={"a": {"url": url, "model": "small", "dialect": dialect}})
+    assert main(["serve", config, "--check"]) == 0
+    assert ("warning: backends.a.url" in capsys.readouterr().err) == warned
+
+
+def test_a_run_directory_stands_for_its_model(tmp_path, capsys):
+    run = tmp_path / "run"
+    write_marker(run, "run")
+    write_tiny_model(run / "model", 0)
+    assert main(["serve", "--model", str(run), "--check"]) == 0
+    assert f"loading {run / 'model'}\n" in capsys.readouterr().err
+    (run / "predictions_after.jsonl").touch()
+    assert main(["calibrate", str(run), "--model", "small", "--output", str(tmp_path / "map.json")]) == 1
+    assert f"{run}/predictions_after.jsonl" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_named(tmp_path, capsys):
