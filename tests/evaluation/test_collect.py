@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -16,6 +15,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils import chat_client
 from tests.chat_server import chat_server
+from tests.support.waiting import until
 
 pytest.importorskip("openai")
 QUESTIONS = 6
@@ -123,11 +123,9 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
 
     server.reply = slow
     process = subprocess.Popen([sys.executable, "-m", "coca_mindspeed.cli", *command(concurrency=2)])
-    file, end = tmp_path / "out" / "responses.jsonl", time.monotonic() + 60
-    while not (file.is_file() and file.read_bytes().count(b"\n") == 4):
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.05)
+    file = tmp_path / "out" / "responses.jsonl"
+    until(lambda: (file.is_file() and file.read_bytes().count(b"\n") == 4) or process.poll() is not None)
+    assert process.poll() is None
     process.kill()
     process.wait()
     hold.set()

@@ -16,6 +16,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.mindspeed import conversion
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,11 +71,9 @@ def commands(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("+")]
 
 
-def until(path: Path) -> None:
-    deadline = time.monotonic() + 200
-    while not (path.exists() and path.read_text().endswith("\n")):
-        assert time.monotonic() < deadline, f"{path} was not written"
-        time.sleep(0.05)
+def written(path: Path) -> None:
+    """Wait until a file ends with a whole line."""
+    until(lambda: path.exists() and path.read_text().endswith("\n"), seconds=200)
 
 
 def ended(pid: int) -> bool:

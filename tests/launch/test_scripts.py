@@ -18,7 +18,7 @@ import yaml
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from tests.launch.scripts_for_tests import ROOT, call, call_here, commands, ended, own_address, shell, until
+from tests.launch.scripts_for_tests import ROOT, call, call_here, commands, ended, own_address, shell, written
 from tests.mindspeed.builders import checkpoint, model_config, write
 from tests.tables import read_table
 
@@ -218,7 +218,7 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
         preexec_fn=heed_signals,
     )
     file = folder / ("driver" if where == "driver" else "training")
-    until(file)
+    written(file)
     process.send_signal(sent)
     process.send_signal(signal.SIGTERM)  # as a scheduler does
     assert process.wait(timeout=50) == 128 + sent  # the child would sleep for longer
@@ -265,7 +265,7 @@ def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, 
             stderr=subprocess.PIPE,
             text=True,
         )
-        until(folder / "ray")
+        written(folder / "ray")
         if not head_stays:
             head.close()
         (folder / "go").touch()

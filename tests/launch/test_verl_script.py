@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.scripts_for_tests import call, call_here, commands, ended, own_address, until
+from tests.launch.scripts_for_tests import call, call_here, commands, ended, own_address, written
 from tests.mindspeed.builders import write
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
@@ -101,9 +101,9 @@ def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
         env={**os.environ, **environment, **nodes},
         stdout=subprocess.DEVNULL,
     )
-    until(folder / "ray")
+    written(folder / "ray")
     with socket.create_server((nodes["MASTER_ADDR"], int(environment["RAY_PORT"]))):  # as the head's own
-        until(folder / "training")
+        written(folder / "training")
         process.terminate()
         assert process.wait(timeout=40) == 143  # the child would sleep for longer
     assert ended(int((folder / "training").read_text()))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from coca_router.config import ServingConfig
 from coca_router.http_server import Server, Shutdown
 from coca_router.proxy import Proxy
 from coca_router.request_log import export_log
+from tests.support.waiting import until
 
 #: Seconds: timeouts and waits of tests are multiples of it, so that one number trades their time for their patience.
 TICK = 0.1
@@ -146,14 +146,6 @@ def logged(directory):
 def labelled(directory):
     """The labelled requests of a log, as predictions."""
     return exported(directory)[1]
-
-
-def until(condition, seconds=10.0):
-    """Wait until ``condition`` holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -23,8 +23,8 @@ from tests.router.servers_for_tests import (
     raw_post,
     routed,
     stream,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timing
 

@@ -22,8 +22,8 @@ from tests.router.servers_for_tests import (
     routed,
     served_in_background,
     stream,
-    until,
 )
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timing
 
@@ -188,8 +188,7 @@ def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
         asking = [threading.Thread(target=asks, args=(streamed,)) for streamed in (False, True)]
         for thread in asking:
             thread.start()
-        while backend.requests < 2:
-            time.sleep(0.01)
+        until(lambda: backend.requests == 2)
         time.sleep(2 * TICK)
         process.send_signal(signal.SIGTERM)
         for thread in asking:

@@ -18,7 +18,8 @@ from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
-from tests.router.servers_for_tests import ANSWER, QUESTION, TICK, ask, raw_post, served_in_background, until
+from tests.router.servers_for_tests import ANSWER, QUESTION, TICK, ask, raw_post, served_in_background
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timing
 

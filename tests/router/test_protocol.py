@@ -25,8 +25,8 @@ from tests.router.servers_for_tests import (
     logged,
     routed,
     stream,
-    until,
 )
+from tests.support.waiting import until
 from tests.tables import read_table
 
 pytestmark = pytest.mark.timing

@@ -19,8 +19,8 @@ from tests.router.servers_for_tests import (
     labelled,
     logged,
     routed,
-    until,
 )
+from tests.support.waiting import until
 
 
 def test_a_sure_answer_is_the_small_models_without_its_tag():

@@ -28,8 +28,8 @@ from tests.router.servers_for_tests import (
     proxy_process,
     routed,
     stream,
-    until,
 )
+from tests.support.waiting import until
 
 
 def written(log, name, outcome="ok", **more):

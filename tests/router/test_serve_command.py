@@ -13,8 +13,8 @@ import pytest
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_mindspeed.utils.directories import write_marker
 from coca_router.cli import main
-from tests.router.servers_for_tests import until
 from tests.router.test_pinned import calibrated
+from tests.support.waiting import until
 
 CONFIG = {
     "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
