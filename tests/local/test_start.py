@@ -229,7 +229,7 @@ def test_without_an_optional_package_nothing_is_written(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("row", "grader", "message"),
     [
-        ({"question": "long " * 3000}, "exact", r"record 'heldout-6' of heldout: its prompt has \d+ tokens"),
+        ({"question": "long " * 3000}, "exact", r"heldout\.jsonl:6: .* its prompt has \d+ tokens"),
         pytest.param({"category": "code"}, "auto", r"record 'heldout-6'.*tests", marks=needs_sandbox),
         (None, "exact", r"data\.evaluate=.* holds no records"),
     ],
