@@ -14,6 +14,7 @@ from coca_mindspeed.evaluation.predictions import (
     RESPONSE_ALIASES,
     WITHOUT_DATASET,
     Prediction,
+    note_ignored,
     prediction_from_json,
     rows_by_field,
 )
@@ -177,6 +178,8 @@ def read_responses(
         (where, _response_row(row, where, columns or {}, number if gold is None else None))
         for number, (where, row) in enumerate(rows_by_field(path, columns))
     ]
+    if gold is None:
+        note_ignored(path, (name for _, row in rows for name in row), ["metadata"])
     records = _own_records(rows) if gold is None else {record.id: record for record in read_records(gold)}
     for where, row in rows:
         if row["id"] not in records:

@@ -181,7 +181,7 @@ def read_predictions(
         raise DataError(f"{path}: is a directory; expected a file of predictions{f', such as {found}' * bool(found)}")
     rows: list[Prediction] = []
     seen: dict[tuple[object, ...], str] = {}
-    ignored: dict[str, None] = {}
+    ignored: set[str] = set()
     without_id = False
     for number, (where, row) in enumerate(rows_by_field(path, columns)):
         without_id = without_id or (numbered and not number and "id" not in row)
@@ -193,13 +193,18 @@ def read_predictions(
                 f"{seen[key]}; number several samples of a question by 'sample'"
             )
         seen[key] = where
-        ignored.update(dict.fromkeys(name for name in row if name not in _FIELDS))
+        ignored.update(row)
         rows.append(prediction)
     if not rows:
         raise DataError(f"{path}: holds no predictions; expected at least one row")
-    if ignored:
-        print_text(f"{path}: fields without effect: {one_line(', '.join(map(str, ignored)))}", sys.stderr)
+    note_ignored(path, ignored)
     return rows
+
+
+def note_ignored(path: Path, names: Iterable[str], known: Collection[str] = ()) -> None:
+    """Print which of the ``names`` of a file's columns are no fields of a prediction, and not ``known`` either."""
+    if ignored := sorted(str(name) for name in {*names} - {*_FIELDS, *known}):
+        print_text(f"{path}: fields without effect: {one_line(', '.join(ignored))}", sys.stderr)
 
 
 def rows_by_field(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -303,18 +303,19 @@ def graded(out, *arguments):
     return read_predictions(out / "predictions.jsonl")
 
 
-def test_rows_with_gold_answers_are_records(tmp_path):
-    """Their aliases count, and numbers are text, as in files of records."""
+def test_rows_with_gold_answers_are_records(tmp_path, capsys):
+    """Their aliases count, and numbers are text, as in files of records; other columns are named."""
     aliases = {"aliases": ["Cairo", "Al-Qahirah"]}
     rows = [
         {"question": "Capital?", "answer": "Cairo", "prediction": "Al-Qahirah", "metadata": aliases},
-        {"id": 7, "question": "6*7?", "answer": 42.0, "prediction": 42},
+        {"id": 7, "question": "6*7?", "answer": 42.0, "prediction": 42, "aliases": ["24"]},
     ]
     found = graded(tmp_path / "out", write_lines(tmp_path / "mine.jsonl", *rows))
     assert [(p.id, p.gold, p.response, p.correct) for p in found] == [
         ("0", "Cairo", "Al-Qahirah", True),
         ("7", "42", "42", True),
     ]
+    assert "without effect: aliases\n" in capsys.readouterr().err
     path = write_lines(tmp_path / "graded.jsonl", {"id": 7, "gold": 2.5, "confidence": 1, "correct": 1})
     assert read_predictions(path)[0].gold == "2.5"
 
