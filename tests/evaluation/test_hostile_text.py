@@ -59,7 +59,7 @@ def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):
 
 def test_evaluate_prints_no_terminal_escape(tmp_path, capsys):
     [row, *_] = rows(model="\x1b[2Jgone\ud800\n# x", method="[/x]")
-    values = [(dataset, i, 0.9 if i % 3 else 0.2) for dataset in "de" for i in range(60)]
+    values = [(dataset, i, 0.9 if i % 3 else 0.2) for dataset in "de" for i in range(100)]
     found = [replace(row, dataset=d, id=str(i), confidence=s, correct=s > 0.5 or i == 0) for d, i, s in values]
     write_predictions(tmp_path / "p.jsonl", found)
     assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o")]) == 0

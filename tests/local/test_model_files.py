@@ -281,7 +281,7 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
     limits = LengthLimits(400, 8)
     check_model(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, limits)
     asked = Record("2", "d", "math", "What is <image>?", "2")
-    with pytest.raises(ConfigError, match=r"(?s)'<image>'.*'2' of d .*resize_token_embeddings"):
+    with pytest.raises(ConfigError, match=r"(?s)'<image>'.*'2' of 'd' .*resize_token_embeddings"):
         check_model(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
 
 
