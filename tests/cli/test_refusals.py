@@ -41,7 +41,7 @@ _BASELINE = (*_WORDS["BASELINE"], "new/run")
 _BAD_LINES = {
     "column": {"question": "q", "gold": "1"},
     "extra": {"question": "q", "answer": "1", "level": 3},
-    "integer": {"question": "q", "answer": 1},
+    "truth": {"question": "q", "answer": True},
     "id": {"id": "good-1", "question": "q", "answer": "1"},
     "category": {"question": "q", "answer": "1", "category": "chemistry"},
     "gold": {"question": "q", "answer": r"\frac{1"},
