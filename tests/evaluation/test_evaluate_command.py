@@ -105,7 +105,7 @@ def test_the_confidence_after_the_answer_is_reported_beside_the_first(files, cap
     for again in (False, True):  # what it wrote holds the second confidence too
         found = json.loads((files / "out" / "metrics.json").read_text())["results"]["r"]["sums"]
         assert found["metrics"]["brier"]["estimate"] == 0.25
-        assert found["after_answer"] == {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}
+        assert {"auroc": 1.0, "ece": 0.0, "brier": 0.0, "success_rate": 0.75}.items() <= found["after_answer"].items()
         assert "Confidence after the answer" in capsys.readouterr().out
         assert again or evaluate(files / "out" / "predictions.jsonl", "--output", files / "out") == 0
     assert evaluate(files / "one.jsonl", "--output", files / "out") == 0

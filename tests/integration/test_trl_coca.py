@@ -207,9 +207,8 @@ def test_first_sight_repeated_and_held_out(model, tmp_path, monkeypatch):
     trainer.train()
     assert evaluated == ["60", "70", "80", "90"]  # TRL evaluates at the end, too
     first = next(row for row in trainer.state.log_history if "eval_held_out/accuracy" in row)
-    assert {key: value for key, value in first.items() if "held_out" in key} == pytest.approx(
-        {"eval_held_out/accuracy": 0.0, "eval_held_out/confidence": 0.65, "eval_held_out/gap_error": 0.05}
-    )
+    held_out = {"eval_held_out/accuracy": 0.0, "eval_held_out/confidence": 0.65, "eval_held_out/gap_error": 0.05}
+    assert {key: first[key] for key in held_out} == pytest.approx(held_out)
     train = [row for row in trainer.state.log_history if "rollout/ece" in row]
     assert [row["first_sight/accuracy"] for row in train] == [1.0, *[None] * 5]
     assert [row["repeated/accuracy"] for row in train] == [None, *[1.0] * 5]

@@ -130,7 +130,7 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, mo
     assert 0 < whole["answer/clip_fraction"] < 1
     # The names of the local engine; what is MindSpeed-RL's own keeps its name.
     of_segments = {f"{segment}/{name}" for segment in ("confidence", "answer") for name in (*MEANS, "entropy")}
-    assert whole.keys() == {*of_segments, "rollout/entropy", "rollout/log_prob_gap", "actor/pg_loss"}
+    assert {*of_segments, "rollout/entropy", "rollout/log_prob_gap", "actor/pg_loss"} <= whole.keys()
     inside = torch.arange(WIDTH) < batch["response_length"]
     gap = (batch["old_log_prob"] - batch[ROLLOUT_LOG_PROBS]).abs()[inside].mean()
     assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)

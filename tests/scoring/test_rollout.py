@@ -84,26 +84,26 @@ def test_no_stage_can_be_changed():
 
 
 def test_metrics_by_hand():
-    assert values(rollout_metrics(credited())) == pytest.approx(
-        {
-            "grading/ungradable_share": 0.0,
-            "group/dropped_share": 0.0,
-            "reward/answer": 0.75,
-            "reward/confidence": (0 - 0.25 - 0.01 - 1) / 4,
-            "rollout/gesr": 0.75,
-            "rollout/invalid_share": 0.25,
-            "rollout/accuracy": 0.75,
-            "response/length": 2.5,
-            "response/confidence_length": 1.0,
-            "response/answer_length": 1.5,
-            "group/no_confidence_variance_share": 0.0,
-            "group/no_answer_variance_share": 0.5,
-            "rollout/confidence": 1.4 / 3,
-            "rollout/ece": (0.5 + 0 + 0.1) / 3,
-            "rollout/auroc": 1.0,
-            "rollout/brier": (0.25 + 0 + 0.01) / 3,
-        }
-    )
+    expected = {
+        "grading/ungradable_share": 0.0,
+        "group/dropped_share": 0.0,
+        "reward/answer": 0.75,
+        "reward/confidence": (0 - 0.25 - 0.01 - 1) / 4,
+        "rollout/gesr": 0.75,
+        "rollout/invalid_share": 0.25,
+        "rollout/accuracy": 0.75,
+        "response/length": 2.5,
+        "response/confidence_length": 1.0,
+        "response/answer_length": 1.5,
+        "group/no_confidence_variance_share": 0.0,
+        "group/no_answer_variance_share": 0.5,
+        "rollout/confidence": 1.4 / 3,
+        "rollout/ece": (0.5 + 0 + 0.1) / 3,
+        "rollout/auroc": 1.0,
+        "rollout/brier": (0.25 + 0 + 0.01) / 3,
+    }
+    found = values(rollout_metrics(credited()))
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_questions_at_first_sight_and_repeated_ones_by_hand():
@@ -131,7 +131,7 @@ def test_held_out_answers_are_grouped_by_question():
 
 def test_without_held_out_answers_the_gap_is_undefined():
     metrics = held_out_gap([])
-    assert set(metrics) == {"held_out/accuracy", "held_out/confidence", "held_out/gap_error"}
+    assert {"held_out/accuracy", "held_out/confidence", "held_out/gap_error"} <= metrics.keys()
     assert all(math.isnan(mean.value) and mean.weight == 0 for mean in metrics.values())
 
 
