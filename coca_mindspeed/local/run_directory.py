@@ -1,8 +1,8 @@
 """The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
 The directory is locked and inspected before anything else is read.  The marker ``coca-mindspeed.json`` (id, data
-digests, prompt hash) is written after all checks, so a failed start leaves nothing behind.  This module does not import
-torch.
+digests, prompt hash) is written after all checks but the sampled responses, so a start that fails before leaves nothing
+behind.  This module does not import torch.
 """
 
 import math

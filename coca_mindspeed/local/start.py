@@ -1,8 +1,8 @@
 """The start of a run: its checks, from the cheapest to the dearest; ``check`` and ``train`` run the same ones.
 
 Without torch: settings, directory, records, model files, gold answers.  With it: device and packages, prompts, memory.
-After them ``check`` loads the weights and samples responses; so does ``train``, which writes the run's settings first
-and warms up in between.
+After them ``check`` loads the weights and samples responses; so does ``train``, which writes the run's settings and
+warms up in between.
 """
 
 from collections.abc import Iterator
