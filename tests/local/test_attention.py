@@ -14,16 +14,8 @@ from transformers.masking_utils import (
 
 from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_fast_attention
-from coca_mindspeed.local.sampler import sample_responses
 
-PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
-CPU = torch.device("cpu")
 needs_vmap = pytest.mark.skipif(not hasattr(masking_utils, "_vmap_for_bhqkv"), reason="transformers 5 uses no vmap")
-
-
-def sampled(policy, prompts=PROMPTS):
-    draw = torch.Generator().manual_seed(0)
-    return sample_responses(policy, prompts, group_size=6, max_new_tokens=25, temperature=0.9, generator=draw)
 
 
 def tiny_model(kv_heads, attention="sdpa"):
