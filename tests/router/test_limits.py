@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import threading
-import time
 
 import httpx
 import pytest
@@ -175,7 +174,7 @@ def test_bad_labels(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("drain", [20, 5 * TICK])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
-    answers, backend = {}, RawEngine(stream(WHOLE[:-60], 20 * TICK, WHOLE[-60:]), close=False)
+    answers, begun, backend = {}, [], RawEngine(stream(WHOLE[:-60], 20 * TICK, WHOLE[-60:]), close=False)
     with (
         backend.served() as engine,
         proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
@@ -183,13 +182,15 @@ def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
     ):
 
         def asks(streamed):
-            answers[streamed] = http.post(f"{url}/chat/completions", json={**BODY, "stream": streamed})
+            with http.stream("POST", f"{url}/chat/completions", json={**BODY, "stream": streamed}) as answer:
+                begun.append(streamed)
+                answer.read()
+            answers[streamed] = answer
 
         asking = [threading.Thread(target=asks, args=(streamed,)) for streamed in (False, True)]
         for thread in asking:
             thread.start()
-        until(lambda: backend.requests == 2)
-        time.sleep(2 * TICK)
+        until(lambda: backend.requests == 2 and True in begun)
         process.send_signal(signal.SIGTERM)
         for thread in asking:
             thread.join(30)
