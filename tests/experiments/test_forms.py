@@ -11,6 +11,7 @@ from experiments.forms import FormRun, by_form, choose, read_archive, write_arch
 
 PAPER = {"advantage_eps": 1e-6, "confidence_decimals": None, "separate_format": False}
 SCRIPTS = {**PAPER, "separate_format": True}
+DEFAULT = "scripts, two decimals"
 NAMED = {**SCRIPTS, "advantage_eps": 0.05, "entropy_bonus": 0.02}
 
 
@@ -58,16 +59,23 @@ def test_keys_that_differ_from_the_paper(form, changed):
 )
 def test_the_rule(named, batch, chosen):
     of_batch = {**NAMED, "advantage_scale": "batch"}
-    runs = [training("scripts", seed, SCRIPTS, confidence=c) for seed, c in enumerate((0.2, 0.19, 0.21))]
+    runs = [training(DEFAULT, seed, SCRIPTS, confidence=c) for seed, c in enumerate((0.2, 0.19, 0.21))]
     runs += [training("named", seed, NAMED, confidence=c) for seed, c in enumerate(named)]
     runs += [training("batch", seed, of_batch, confidence=c) for seed, c in enumerate(batch)]
     assert choose(by_form(runs))[0] == chosen
 
 
 def test_a_form_with_fewer_right_answers_is_not_chosen():
-    runs = [training("scripts", seed, SCRIPTS, confidence=0.3 + seed / 100) for seed in range(3)]
+    runs = [training(DEFAULT, seed, SCRIPTS, confidence=0.3 + seed / 100) for seed in range(3)]
     runs += [training("named", seed, NAMED, confidence=0.1, right=0) for seed in range(3)]
-    assert choose(by_form(runs))[0] == "scripts"
+    assert choose(by_form(runs))[0] == DEFAULT
+
+
+def test_a_form_on_fewer_seeds_takes_no_part():
+    runs = [training(DEFAULT, seed, SCRIPTS, confidence=0.7 + seed / 100) for seed in range(3)]
+    runs += [training("named", 0, NAMED, confidence=0.8)]
+    chosen, rows = choose(by_form(runs))
+    assert (chosen, [row[0] for row in rows]) == (DEFAULT, [DEFAULT])
 
 
 def test_an_archive_keeps_a_training(tmp_path):
