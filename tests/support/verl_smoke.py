@@ -14,6 +14,7 @@ if __name__ == "__main__":
     name_missing_packages()
 
 from tokenizers import AddedToken
+from transformers import AutoConfig
 
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
@@ -36,6 +37,10 @@ def write_tiny_model_for_verl(directory: Path, seed: int) -> None:
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in _WANTED])
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(directory)
+    # As verl sets it when it loads the model: lookups of the padding token train no row, and <pad> may be sampled.
+    config = AutoConfig.from_pretrained(directory)
+    config.pad_token_id = tokenizer.pad_token_id
+    config.save_pretrained(directory)
 
 
 def write_questions_for_verl(directory: Path, method: str, *, train: int, evaluate: int, seed: int) -> None:

@@ -19,16 +19,19 @@ import verl.workers.config
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from transformers import AutoModelForCausalLM
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.utils.tracking import Tracking
+from verl.workers.config import HFModelConfig
 
 from coca_mindspeed.config.compose import find_verl_run
 from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
@@ -275,6 +278,18 @@ def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
     assert wrong["reward_score"] == 0.0
     assert wrong["reward_extra_info"]["prediction"]["confidence"] == 0.25
     assert invalid["reward_extra_info"]["prediction"]["confidence"] is None
+
+
+def test_verl_and_the_local_engine_train_the_same_rows_of_the_embedding(tmp_path: Path):
+    """Lookups of a model's padding token train no row, any token may be sampled, and verl chooses which one pads."""
+    tiny.write_model(tmp_path / "tiny")
+    write_tiny_model(tmp_path / "narrow", seed=0)
+    tiny.widen_model(tmp_path / "narrow", tmp_path / "wide")
+    for model in (tmp_path / "tiny", tmp_path / "wide"):
+        config = HFModelConfig(path=str(model), override_config={"attn_implementation": "sdpa"}).hf_config
+        verls = AutoModelForCausalLM.from_config(config)
+        ours = tiny.load_tiny(model).model
+        assert ours.get_input_embeddings().padding_idx == verls.get_input_embeddings().padding_idx
 
 
 def _data(policy: Any, response: str) -> DataProto:

@@ -30,10 +30,11 @@ def widen_model(source, directory):
     """Write the local engine's warmed-up model with the tokens that verl wants, as unlikely as its padding."""
     write_tiny_model_for_verl(directory, seed=0)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    known, wanted = model.config.vocab_size, AutoConfig.from_pretrained(directory).vocab_size
-    embeddings = model.resize_token_embeddings(wanted, mean_resizing=False).weight
+    known, wanted = model.config.vocab_size, AutoConfig.from_pretrained(directory)
+    embeddings = model.resize_token_embeddings(wanted.vocab_size, mean_resizing=False).weight
     with torch.no_grad():
         embeddings[known:] = embeddings[model.config.pad_token_id]
+    model.config.pad_token_id = wanted.pad_token_id
     model.save_pretrained(directory)
 
 
