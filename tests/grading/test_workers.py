@@ -142,7 +142,7 @@ def test_a_kernel_timer_limits_a_tasks_processor_time():
 
 
 def test_a_busy_machine_costs_a_task_time_and_not_its_result(monkeypatch):
-    """Whatever else computes on the processor: 0.3 s may take a minute here, beyond the usual limit in wall time."""
+    """Other programs take the processor: 0.3 s may take a minute here, beyond the usual limit in wall time."""
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 200.0)
     with one_processor(competitors=2), closing(Workers(count=1, seconds=0.5)) as workers:
         list(workers.map(double, [1]))  # it has started
