@@ -68,8 +68,8 @@ def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
     for name, backend in config.backends.items():
         if address := backend.unusual_address():
             sys.stderr.write(
-                f"warning: backends.{name}.url={backend.url}: requests go to {address}; most servers expect a url up "
-                "to and including /v1\n"
+                f"warning: backends.{name}.url: requests go to {address}; most servers expect a url up to and "
+                "including /v1\n"
             )
     text = f"{config.name}: tiers {', '.join(tier.name for tier in config.tiers)}"
     return _serve(arguments, Proxy(config), *where, text, connections=limits.connections, drain_s=limits.drain_s)

@@ -107,6 +107,8 @@ def test_a_port_that_is_taken_names_the_option(tmp_path, capsys):
         ("http://127.0.0.1:9", "vllm", True),
         ("http://127.0.0.1:9/", "openai", True),
         ("http://127.0.0.1:9/large", "vllm", True),
+        ("http://user:secret@127.0.0.1:9", "openai", True),
+        ("http://127.0.0.1:9?key=secret", "openai", True),
         ("http://127.0.0.1:9/large/v1/", "vllm", False),
         ("http://127.0.0.1:9/v1beta/openai", "openai", False),  # not all servers serve /v1
     ],
@@ -114,7 +116,9 @@ def test_a_port_that_is_taken_names_the_option(tmp_path, capsys):
 def test_a_url_without_its_path_is_noticed(url, dialect, warned, tmp_path, capsys):
     config = written(tmp_path, backends={"a": {"url": url, "model": "small", "dialect": dialect}})
     assert main(["serve", config, "--check"]) == 0
-    assert ("warning: backends.a.url" in capsys.readouterr().err) == warned
+    err = capsys.readouterr().err
+    assert ("warning: backends.a.url" in err) == warned
+    assert "secret" not in err
 
 
 def test_a_run_directory_stands_for_its_model(tmp_path, capsys):
