@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
@@ -44,20 +44,36 @@ class _Parser(argparse.ArgumentParser):
     """Reports unknown arguments with the subcommand's usage, suggests similar choices, and takes overrides anywhere."""
 
     _has_subcommands = False
+    _typed: Sequence[str] = ()
 
     def add_subparsers(self, **options: Any) -> Any:
         self._has_subcommands = True
         return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        self._typed = sys.argv[1:] if args is None else list(args)
         parsed, rest = super().parse_known_args(args, namespace)
         if not rest or self._has_subcommands:
             return parsed, rest
         if not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest):
-            near = did_you_mean(rest[0].partition("=")[0], self._option_string_actions) if rest[0][:1] == "-" else ""
-            self.error(f"unrecognized arguments: {' '.join(rest)}{near}")
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._similar_option(rest[0])}")
         parsed.overrides = [*parsed.overrides, *rest]
         return parsed, []
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage; where an argument is missing, also say which option may be it, misspelled.
+
+        ``argparse`` looks for missing arguments before it names those that it does not know.
+        """
+        options = self._option_string_actions
+        typed = (text.partition("=")[0] for text in self._typed)
+        unknown = (name for name in typed if not any(option.startswith(name) for option in options))
+        if "are required" in message and (misspelled := next(filter(self._similar_option, unknown), None)):
+            message += f"; found {misspelled}{self._similar_option(misspelled)}"
+        super().error(message)
+
+    def _similar_option(self, text: str) -> str:
+        return did_you_mean(text.partition("=")[0], self._option_string_actions) if text.startswith("-") else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = [str(choice) for choice in action.choices or ()]

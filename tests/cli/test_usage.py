@@ -82,6 +82,10 @@ def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, messa
     assert message in usage_error(capsys, *arguments.split())
 
 
+def test_an_option_that_is_known_is_not_taken_for_a_misspelled_one(capsys):
+    assert usage_error(capsys, "evaluate", "--output=o").endswith("are required: PATH\n")
+
+
 def raising(error):
     def run(arguments):
         raise error
