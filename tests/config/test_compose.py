@@ -51,7 +51,7 @@ def test_a_group_as_a_plain_key_is_refused_with_the_line_to_write(choice, tmp_pa
     compose_run(str(mine))
 
 
-# Those for Ascend are planned in tests/mindspeed/test_checks.py.
+# Those for Ascend are planned in tests/mindspeed/test_plan.py.
 @pytest.mark.parametrize("name", [n for n in ready_made_runs() if n not in ("local", "laptop") and "_910" not in n])
 def test_every_ready_made_run_is_valid(name):
     assert isinstance(compose_run(name).run, RunConfig)

@@ -9,13 +9,25 @@ import pytest
 from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.compose import compose_run, config_directory
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.values import facts_of
+from coca_mindspeed.config.values import facts_of, unread_keys
 from coca_mindspeed.errors import ConfigError, raise_problems
-from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, own_values, places, put, set_twice, translate, written_as
+from coca_mindspeed.mindspeed.keys import (
+    TABLE,
+    WRITTEN,
+    leaves,
+    own_values,
+    places,
+    put,
+    set_twice,
+    translate,
+    written_as,
+)
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, ignored_keys, shipped_keys
+from coca_mindspeed.utils.text_formats import read_yaml
+from tests.mindspeed.builders import mindspeed_config
 from tests.mindspeed.test_patch_export import CHECKOUTS
 from tests.support.mindspeed_keys import shipped_text
 from tests.tables import check_rows, read_table
@@ -130,6 +142,39 @@ def test_every_key_that_ours_set_is_answered_by_ours():
         assert written_as(section.partition(".")[0], value, RUN.mindspeed_rl)[-1] == entry.ours[-1]
         if not any(known.rpartition(".")[2] == name for known in schema):
             assert written_as(name, 1, {})[-1] == entry.ours[-1]
+
+
+def test_no_key_of_ours_is_ignored_in_silence():
+    """A key is refused by its facts, or MindSpeed-RL's configuration reads it, or it is one of these."""
+    facts = facts_of(RunConfig)
+    unread = unread_keys(RunConfig, "mindspeed_rl")
+    keys = {key for key in facts if key not in unread and not any(other.startswith(f"{key}.") for other in facts)}
+    read = {key for entry in TABLE.values() for key in entry.ours}
+    assert {key for key in keys - read if not key.startswith("method.")} == {
+        *("data.epochs", "data.rows"),  # read when the run file is written
+        "hardware.reserved_gib",  # of the plan
+        *("hardware.nodes", "hardware.npus_per_node"),  # defaults of a free key, which is compared with them
+        *("data.name", "model.compute_dtype"),  # checked
+        *("mindspeed_rl", "optimizer.betas"),  # by their parts
+    }
+    assert {"method", "optimizer.betas.0", "optimizer.betas.1"} <= read
+
+
+def test_no_key_of_the_table_is_in_the_yaml_of_the_machines():
+    for path in (config_directory() / "hardware").glob("*.yaml"):
+        free = {key for key, _ in leaves(read_yaml(path).get("mindspeed_rl", {}))}
+        assert free & TABLE.keys() == ({"actor_config.load"} if path.stem == "host" else set())
+
+
+def test_ignored_keys():
+    rl = {"adv_estimator": "gae", "use_kl_in_reward": True, "kl_penalty": "kl", "verifier_timeout": 30}
+    rl |= {"clip_ratio": 0.3}
+    own = mindspeed_config(rl_config=rl)
+    keys = ["adv_estimator", "use_kl_in_reward", "kl_penalty", "verifier_timeout"]
+    found = [(problem.code, problem.key) for problem in ignored_keys(own, reference=False)]
+    assert found == [("ignored-key", f"rl_config.{key}") for key in keys]
+    theirs = mindspeed_config(rl_config={**rl, "verifier_function": ["acc"]})
+    assert len(list(ignored_keys(theirs, reference=True))) == 2
 
 
 def test_check_refuses_and_writes_nothing(tmp_path):

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES, score_columns
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
-from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
+from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, RewardWorker, build_verifier
 from coca_mindspeed.mindspeed.stages.trainer import Validation, compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
@@ -209,6 +209,27 @@ def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used():
     for use in (worker.compute_rm_score, lambda: worker.score_rows({}, [], "eval.jsonl")):
         with pytest.raises(GradingError, match="COCA_MINDSPEED_PROCESS"):
             use()
+
+
+def test_verifiers():
+    for name, kind in (("coca", ExactGrader), ("math_17k_acc", MindSpeedVerifier)):
+        assert isinstance(build_verifier(SimpleNamespace(verifier_function=[name]), "exact", {}), kind)
+
+
+def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch):
+    scores = [1.0, 0.0, -0.5, -1.0]
+    models = ModuleType("mindspeed_rl.models")
+    models.rule_verifier = SimpleNamespace(  # type: ignore[attr-defined]
+        verifier=lambda answers, *_: ([scores[int(answer)] for answer in answers], {})
+    )
+    monkeypatch.setitem(sys.modules, "mindspeed_rl.models", models)
+    verifier = MindSpeedVerifier(SimpleNamespace(verifier_function=["acc", "format"]))
+    record = Record("0", "d", "math", "q0", "1")
+    assert [v.correct for v in verifier.grade([record] * 4, list("0123"))] == [True, False, False, False]
+    for partial in (0.5, 1.1, float("nan")):
+        scores[0] = partial
+        with pytest.raises(GradingError, match=r"\['acc', 'format'\] .*expected 1"):
+            verifier.grade([record] * 4, list("0123"))
 
 
 class Lenient:

@@ -1,4 +1,4 @@
-"""What a resumed run finds of its logs, and of the validation that its last checkpoint still waited for.
+"""The logs of a run's iterations and validations, also where it was killed and goes on.
 
 MindSpeed-RL's trainer is stood in for by the calls of its ``fit``; the loop itself runs under tests/integration.
 """

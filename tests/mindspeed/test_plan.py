@@ -6,12 +6,9 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.checks import steps_of_epochs
-from coca_mindspeed.config.compose import compose_run, config_directory
-from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.config.values import facts_of, unread_keys
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, Problem
 from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.keys import TABLE, leaves
 from coca_mindspeed.mindspeed.plan import (
     PUBLISHED_RATES,
     Rates,
@@ -27,9 +24,7 @@ from coca_mindspeed.mindspeed.plan import (
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys
 from coca_mindspeed.utils.process import GIB
-from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
 from tests.tables import check_rows, read_table
 
@@ -256,28 +251,6 @@ def test_iterations_from_the_data(tmp_path):
     assert "12.8" in caught.value.problems[0].fix
 
 
-def test_no_key_of_ours_is_ignored_in_silence():
-    """A key is refused by its facts, or MindSpeed-RL's configuration reads it, or it is one of these."""
-    facts = facts_of(RunConfig)
-    unread = unread_keys(RunConfig, "mindspeed_rl")
-    keys = {key for key in facts if key not in unread and not any(other.startswith(f"{key}.") for other in facts)}
-    read = {key for entry in TABLE.values() for key in entry.ours}
-    assert {key for key in keys - read if not key.startswith("method.")} == {
-        *("data.epochs", "data.rows"),  # read when the run file is written
-        "hardware.reserved_gib",  # of the plan
-        *("hardware.nodes", "hardware.npus_per_node"),  # defaults of a free key, which is compared with them
-        *("data.name", "model.compute_dtype"),  # checked
-        *("mindspeed_rl", "optimizer.betas"),  # by their parts
-    }
-    assert {"method", "optimizer.betas.0", "optimizer.betas.1"} <= read
-
-
-def test_no_key_of_the_table_is_in_the_yaml_of_the_machines():
-    for path in (config_directory() / "hardware").glob("*.yaml"):
-        free = {key for key, _ in leaves(read_yaml(path).get("mindspeed_rl", {}))}
-        assert free & TABLE.keys() == ({"actor_config.load"} if path.stem == "host" else set())
-
-
 HOST = {"platform": "host"}
 
 
@@ -303,14 +276,3 @@ def test_log_probabilities_of_another_distribution_are_not_compared(temperature,
         settings, _ = driver.split_config(mindspeed_config(generate_config=sampling, coca=coca))
         assert settings.rollout_log_probs == expected
         assert settings.rollout_engine == ("transformers" if coca == HOST else "vllm")
-
-
-def test_ignored_keys():
-    rl = {"adv_estimator": "gae", "use_kl_in_reward": True, "kl_penalty": "kl", "verifier_timeout": 30}
-    rl |= {"clip_ratio": 0.3}
-    own = mindspeed_config(rl_config=rl)
-    keys = ["adv_estimator", "use_kl_in_reward", "kl_penalty", "verifier_timeout"]
-    found = [(problem.code, problem.key) for problem in ignored_keys(own, reference=False)]
-    assert found == [("ignored-key", f"rl_config.{key}") for key in keys]
-    theirs = mindspeed_config(rl_config={**rl, "verifier_function": ["acc"]})
-    assert len(list(ignored_keys(theirs, reference=True))) == 2
