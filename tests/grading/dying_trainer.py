@@ -1,6 +1,6 @@
 """A process that grades programs without end, to be killed: ``python dying_trainer.py``.  Standard library only.
 
-Prints a line as soon as every program runs.
+Prints a line as soon as every program does what it is here for.
 """
 
 import os
@@ -21,6 +21,9 @@ PROGRAMS = {
     ),
     "keeps the tests busy in one bytecode": ("def f(): return 9", "f()**f()**f()"),
 }
+# Four sandboxes of bubblewrap, harness and program; the forks make eight processes of one.
+PROCESSES = 3 * len(PROGRAMS) + 7
+_BUSY_SECONDS = 0.3  # of the program that loops, and of the harness that is kept busy; no start takes so long
 
 
 def main() -> None:
@@ -30,13 +33,17 @@ def main() -> None:
     for source, tests in PROGRAMS.values():
         job = {"kind": "asserts", "source": source, "tests": tests, "prompt": None, "entry_point": "f", "seconds": 60.0}
         threading.Thread(target=sandbox.run, args=(job, 60.0), daemon=True).start()
-    # Four sandboxes of bubblewrap, harness and program.
-    deadline = time.monotonic() + 60.0
-    while len(descendants("self")) < 3 * len(PROGRAMS) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
+    deadline = time.monotonic() + 300.0
+    while not _all_run():
+        assert time.monotonic() < deadline, "the programs do not start"
+        time.sleep(0.02)
     print("running", flush=True)
     time.sleep(1000)
+
+
+def _all_run() -> bool:
+    below = descendants("self")
+    return len(below) >= PROCESSES and sum(processor_seconds(each) > _BUSY_SECONDS for each in below) >= 2
 
 
 def descendants(process: "int | str") -> dict[int, str]:
@@ -52,9 +59,27 @@ def descendants(process: "int | str") -> dict[int, str]:
     return found
 
 
+def _stat(process: int) -> list[str]:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
 def started(process: int) -> str:
     """When a process started, in the kernel's ticks; an id may be used again."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return _stat(process)[19]
+
+
+def processor_seconds(process: int) -> float:
+    """That a process has used; 0 if it has ended."""
+    with suppress(OSError):
+        return sum(map(int, _stat(process)[11:13])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def command_of(process: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    return ""
 
 
 def survivors(processes: dict[int, str], seconds: float) -> list[str]:
@@ -64,9 +89,9 @@ def survivors(processes: dict[int, str], seconds: float) -> list[str]:
         left = []
         for process, start in processes.items():
             try:
-                state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+                state = _stat(process)[0]
                 if state != "Z" and started(process) == start:
-                    left.append(f"{process} {state} " + Path(f"/proc/{process}/cmdline").read_text().replace("\0", " "))
+                    left.append(f"{process} {state} {command_of(process)}")
             except OSError:
                 continue
         if not left or time.monotonic() > deadline:

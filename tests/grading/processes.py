@@ -19,8 +19,18 @@ def nap(seconds):
     return seconds
 
 
+def announce_and_sleep(seconds):
+    print("running", flush=True)
+    time.sleep(seconds)
+
+
 def hang_in_one_bytecode(_):
     return 9**9**9  # signals are not handled before this is done
+
+
+def announce_and_hang_in_one_bytecode(_):
+    print("running", flush=True)
+    return 9**9**9
 
 
 def eat_memory(_):
@@ -46,9 +56,10 @@ def fail(_):
     raise KeyError("nothing there")
 
 
-def ignore_termination_and_sleep(_):
+def ignore_termination_and_sleep(ignores):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
+    ignores.touch()
+    time.sleep(1000)
 
 
 def process_id(_):

@@ -1,6 +1,7 @@
 """The language model judge, against a real HTTP server on this machine."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,11 +106,12 @@ def test_failures_that_may_pass_are_asked_again(server: ChatServer) -> None:
     [
         ({"reply": lambda _: (503, "overloaded")}, {}, "overloaded", {3}),
         ({"reply": lambda _: (401, "bad key")}, {}, "bad key", {1}),
-        ({"reply": lambda _: (time.sleep(1.0), (200, ""))[1]}, {"seconds": 0.2, "retries": 0}, r"0\.2 s", {1}),
+        # A slow server; a busy machine may not even have sent the request in this time.
+        ({"reply": lambda _: (time.sleep(1.0), (200, ""))[1]}, {"seconds": 0.2, "retries": 0}, r"0\.2 s", {0, 1}),
         ({"missing_bytes": 10}, {"retries": 0}, "", {1}),
         ({}, {"url": "http://127.0.0.1:1/v1", "retries": 0}, "APIConnectionError", {0}),
         # No pause is as long as the limit; the whole takes a minute.
-        ({"byte_seconds": 0.2}, {"seconds": 0.5, "retries": 0}, r"0\.5 s", {1}),
+        ({"byte_seconds": 0.2}, {"seconds": 0.5, "retries": 0}, r"0\.5 s", {0, 1}),
         (
             {"reply": lambda _: (503, "overloaded"), "retry_after_ms": 400},
             {"seconds": 1.0, "total_seconds": 1.5, "retries": 1_000},
@@ -126,7 +128,7 @@ def test_an_endpoint_that_does_not_grade_stops_the_run(
     with pytest.raises(GradingError, match=rf"(?s)does not grade.*{match}"):
         judge(server, **options).grade([record()], ["x"])
     assert len(server.requests) in requests
-    assert time.perf_counter() - started < 5.0
+    assert time.perf_counter() - started < 30.0  # half of the longest reply; all retries would take longer
 
 
 @pytest.mark.parametrize(
@@ -170,13 +172,17 @@ def test_an_endpoint_that_takes_nothing_stops_the_run(server: ChatServer, count:
 
 
 def test_a_run_that_stops_asks_no_more(server: ChatServer) -> None:
+    stopped = threading.Event()
     server.reply = lambda request: (
-        (401, "bad key") if asked(request)["answer"] == "0" else (time.sleep(0.1), (200, "CORRECT"))[1]
+        (401, "bad key") if asked(request)["answer"] == "0" else (200, "CORRECT" if stopped.wait(60) else "late")
     )
+    grader = judge(server, concurrency=2)
     with pytest.raises(GradingError, match="bad key"):
-        judge(server, concurrency=2).grade([record()] * 40, [str(n) for n in range(40)])
-    time.sleep(0.3)  # in which those that were submitted would be asked
-    assert len(server.requests) < 8
+        grader.grade([record()] * 40, [str(n) for n in range(40)])
+    stopped.set()
+    # Requests are sent in order: those that were not given up would come before this one.
+    assert grader.grade([record()], ["after the run"])[0].correct
+    assert len(server.requests) <= 4
 
 
 def test_the_cache_survives_the_process_and_keeps_only_grades(server: ChatServer, tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
-"""Wait for a condition, with a deadline that a busy machine keeps too."""
+"""Wait for a condition, with a deadline that a busy machine keeps too; and let time pass without waiting."""
 
 import time
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -10,3 +14,17 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:g} s"
         time.sleep(0.02)
+
+
+class Clock:
+    """``time`` of a module under test, until the test ends: its monotonic clock is ``ahead`` by so many seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        self.ahead = 0.0
+        monkeypatch.setattr(module, "time", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
