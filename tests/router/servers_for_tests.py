@@ -31,13 +31,14 @@ from tests.support.waiting import until
 
 #: Seconds: timeouts and waits of tests are multiples of it, so that one number trades their time for their patience.
 TICK = 0.1
+CLIENT_SECONDS = 60.0  # for which a client waits: a test that lets it wait fails
 SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
 UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
 
 
 def client(url, key="none"):
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=CLIENT_SECONDS)
 
 
 def ask(url, **more):
@@ -222,7 +223,7 @@ class RawEngine:
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         finally:
-            asyncio.run_coroutine_threadsafe(_end(server), loop).result(10)
+            asyncio.run_coroutine_threadsafe(_end(server), loop).result(60)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
 

@@ -2,13 +2,13 @@
 
 import itertools
 import json
-import time
 
 import httpx
 import openai
 import pytest
 
 from tests.router.servers_for_tests import (
+    CLIENT_SECONDS,
     HEAD,
     PART,
     QUESTION,
@@ -94,15 +94,16 @@ def test_the_streams_of_engines(name, cut, raw):
         assert (answer.usage and answer.usage.prompt_tokens) == (7 if counted else None)
 
 
+ENDLESS = int(2 * CLIENT_SECONDS / TICK)  # pauses of a TICK: for longer than the client waits
+
+
 @pytest.mark.parametrize("after", ["nothing", "pings"])
 def test_a_whole_answer_does_not_wait_for_its_usage(after):
     """Neither a short ``between_tokens_s`` nor endless events after the finish reason lose it."""
-    events = [part for _ in range(100) for part in (data({"type": "ping"}), TICK)] if after == "pings" else [100 * TICK]
-    engine = RawEngine(stream(WHOLE.removesuffix(END), *events), close=False)
+    pings = [part for _ in range(ENDLESS) for part in (data({"type": "ping"}), TICK)]
+    engine = RawEngine(stream(WHOLE.removesuffix(END), *(pings if after == "pings" else [ENDLESS * TICK])), close=False)
     with before(engine, backend={"between_tokens_s": 3 * TICK}) as url:
-        started = time.monotonic()
         assert ask(url).choices[0].message.content == "Forty-two."
-        assert time.monotonic() - started < 90 * TICK
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
@@ -183,15 +184,13 @@ KEEP_ALIVE = {"comments": b": ping\n\n", "roles": data({"choices": [{"delta": {"
 @pytest.mark.parametrize("where", ["before the first token", "between two tokens"])
 @pytest.mark.parametrize("name", KEEP_ALIVE)
 def test_keep_alive_events_do_not_prolong_timeouts(name, where):
-    pings = [part for _ in range(60) for part in (KEEP_ALIVE[name], TICK / 2)]
+    pings = [part for _ in range(2 * ENDLESS) for part in (KEEP_ALIVE[name], TICK / 2)]
     sent = [*pings, WHOLE] if where == "before the first token" else [PART, *pings, event("", "stop")]
     limits = {"first_token_s": 2 * TICK, "between_tokens_s": 2 * TICK}
     with before(RawEngine(stream(*sent), close=False), backend=limits) as url:
-        started = time.monotonic()
         with pytest.raises(openai.APIStatusError) as error:
             ask(url)
         assert (error.value.status_code, error.value.code) == (504, "timeout")
-        assert time.monotonic() - started < 25 * TICK
 
 
 def test_tokens_that_come_in_time_may_take_long_together():

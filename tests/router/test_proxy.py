@@ -142,7 +142,6 @@ def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
         fields = list(answer)[-1].coca if stream else answer.coca
         assert (fields["tier"], fields["tokens"]) == ("large", {"small": 3, "large": 2})
         until(lambda: small.left == 1 and small.running == 0)
-    assert small.generated < 100
     assert large.requests[0]["messages"] == QUESTION
 
 
