@@ -1,5 +1,6 @@
 """Tasks of the pool of processes, and a machine that is busy with other work.  Every worker imports this module."""
 
+import itertools
 import os
 import resource
 import signal
@@ -25,12 +26,12 @@ def announce_and_sleep(seconds):
 
 
 def hang_in_one_bytecode(_):
-    return 9**9**9  # signals are not handled before this is done
+    return sum(itertools.repeat(1))  # a loop in C, in which Python handles no signals
 
 
 def announce_and_hang_in_one_bytecode(_):
     print("running", flush=True)
-    return 9**9**9
+    return hang_in_one_bytecode(_)
 
 
 def eat_memory(_):

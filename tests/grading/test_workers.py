@@ -183,6 +183,7 @@ def test_an_interrupt_ends_grading_and_the_process(work):
     command = [sys.executable, "-c", ENDLESS[work]]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    below = {}
     try:
         if work == "tasks":
             assert [process.stdout.readline() for _ in range(2)] == ["running\n"] * 2
@@ -193,9 +194,10 @@ def test_an_interrupt_ends_grading_and_the_process(work):
         _, errors = process.communicate(timeout=60)  # a task would sleep for longer
     finally:
         process.kill()
+        left = end_survivors(below, 60.0)
     assert "KeyboardInterrupt" in errors
     assert below
-    assert end_survivors(below, 60.0) == []
+    assert left == []
 
 
 def test_workers_are_recycled():
