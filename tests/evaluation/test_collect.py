@@ -118,7 +118,7 @@ def test_kill_9_loses_no_response(server, command, tmp_path):
 
     def slow(request):
         if number(request) >= 4:
-            hold.wait(30)
+            hold.wait(240)
         return good(request)
 
     server.reply = slow

@@ -1,8 +1,10 @@
 """Runs of a few steps on the tiny model."""
 
+import itertools
 import json
 import os
 import shutil
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -88,3 +90,18 @@ def run_command(arguments: list[str], errors: Path) -> None:
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
     sys.exit(main(arguments))
+
+
+def run_killed(arguments: list[str], output: Path, after: int) -> None:
+    """The command line, killed by SIGKILL after so many uses of files below ``output``, as it begins another."""
+    uses = itertools.count()
+
+    def kill(event: str, values: tuple[object, ...]) -> None:
+        if event in _USES_OF_FILES and str(values[0]).startswith(str(output)) and next(uses) == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill)
+    main(arguments)
+
+
+_USES_OF_FILES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # as Python's audit events are called

@@ -30,7 +30,7 @@ def download(names: list[str], endpoint: str, cache: Path) -> list[str]:
     """In a process of its own: huggingface_hub reads these variables when it is imported."""
     variables = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", DOWNLOAD, *names]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300).stdout.splitlines()
 
 
 def test_a_model_is_downloaded_once_and_found_offline_and_others_are_refused(tmp_path):

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,8 +31,19 @@ from coca_mindspeed.scoring.rollout import Scored
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.process import InterruptedRunError
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import FINISHED, SMALL, killed, result, rows, run_command, small_session, train
+from tests.local.runs_for_tests import (
+    FINISHED,
+    SMALL,
+    killed,
+    result,
+    rows,
+    run_command,
+    run_killed,
+    small_session,
+    train,
+)
 from tests.local.starts_for_tests import arguments
+from tests.support.waiting import until
 
 
 def test_what_a_run_writes(finished):
@@ -112,37 +122,17 @@ def forked(target: Callable[..., object], *arguments: object) -> multiprocessing
     return process
 
 
-def wait_for_step(running: Callable[[], bool], metrics: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while running() and time.monotonic() < deadline:
-        if metrics.exists() and len(metrics.read_bytes().splitlines()) >= step:
-            return
-        time.sleep(0.002)
-
-
 @pytest.mark.slow
 def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     """Killed during warm-up, during steps and during checkpoints, again and again, then resumed to the end."""
     assert main(arguments_of(tmp_path / "whole", "--quiet")) == 0
-    rng = random.Random(0)
-    killed = 0
-    for step in (0, 2, 5):
-        output = tmp_path / "killed"
+    output, rng = tmp_path / "killed", random.Random(0)
+    for most in (60, 150, 150):  # uses of files: for the warm-up, and for three steps each
         resume = ["--resume"] if (output / MARKER).exists() else []
-        process = forked(main, arguments_of(output, *resume, "--quiet"))
-        if step == 0:
-            deadline = time.monotonic() + 120
-            while not output.exists() and time.monotonic() < deadline:
-                time.sleep(0.002)
-            time.sleep(rng.uniform(0.0, 1.0))  # somewhere in the warm-up or the first steps
-        else:
-            wait_for_step(process.is_alive, output / "metrics.jsonl", step)
-            time.sleep(rng.uniform(0.0, 0.08))
-        process.kill()
+        process = forked(run_killed, arguments_of(output, *resume, "--quiet"), output, rng.randrange(most))
         process.join()
-        killed += process.exitcode == -signal.SIGKILL
-    assert main(arguments_of(tmp_path / "killed", "--resume", "--quiet")) == 0
-    assert killed >= 2
+        assert process.exitcode == -signal.SIGKILL
+    assert main(arguments_of(output, "--resume", "--quiet")) == 0
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
     best = [{p.name: p.read_bytes() for p in (tmp_path / run / "best_model").iterdir()} for run in ("killed", "whole")]
     assert best[0] == best[1]
@@ -177,9 +167,10 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path):
     output = tmp_path / "run"
     arguments = arguments_of(output, "trainer.steps=100000", "checkpoint.interval=0")
     process = forked(run_command, arguments, tmp_path / "errors")
-    wait_for_step(process.is_alive, output / "metrics.jsonl", 3)
+    metrics = output / "metrics.jsonl"
+    until(lambda: (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3) or not process.is_alive(), 300)
     process.terminate()
-    process.join(120)
+    process.join(300)
     errors = (tmp_path / "errors").read_text()
     assert process.exitcode == 130
     (saved,) = list_checkpoints(output / "checkpoints")
