@@ -78,7 +78,7 @@ def written(path: Path) -> None:
 
 def ended(pid: int) -> bool:
     """Whether a process that is not our child is gone; nobody may have reaped it yet."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":

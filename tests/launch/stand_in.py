@@ -20,7 +20,7 @@ def wait_for_cluster(*_):
         time.sleep(0.05)
     if os.environ.get("CLUSTER_SLEEPS"):
         (FOLDER / "training").write_text(f"{os.getpid()}\n")
-        time.sleep(60)
+        time.sleep(1000)
 
 
 def train(config):
@@ -30,7 +30,7 @@ def train(config):
     with (FOLDER / "driver").open("a") as file:
         print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
     if os.environ.get("DRIVER_SLEEPS"):
-        time.sleep(60)
+        time.sleep(1000)
     if os.environ.get("DRIVER_FAILS"):
         raise TrainingError("training ended: a worker died")
 

@@ -221,7 +221,7 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
     written(file)
     process.send_signal(sent)
     process.send_signal(signal.SIGTERM)  # as a scheduler does
-    assert process.wait(timeout=50) == 128 + sent  # the child would sleep for longer
+    assert process.wait(timeout=300) == 128 + sent  # the child would sleep for longer
     if where != "driver":
         assert ended(int(file.read_text().split()[0]))
     if where != "training":
@@ -269,7 +269,7 @@ def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, 
         if not head_stays:
             head.close()
         (folder / "go").touch()
-        said, errors = worker.communicate(timeout=120)
+        said, errors = worker.communicate(timeout=300)
     assert worker.returncode == (1 if head_stays else 0), errors
     assert ("the head has ended the cluster" in said) != head_stays
     assert ("Ray has ended on this node with code 1" in errors) == head_stays

@@ -24,7 +24,7 @@ def test_another_vllm_is_refused_by_name(tmp_path, monkeypatch):
 
 def _edit(site_packages):
     command = [sys.executable, EDIT, site_packages]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _with_vllm(site_packages, version):

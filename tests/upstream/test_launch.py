@@ -55,11 +55,11 @@ from coca_mindspeed.upstream.launch import open_log
 open_log(Path(sys.argv[1]), 3)
 os.write(1, b"native\\n")
 subprocess.run(["bash", "-c", "echo child >&2"])
-subprocess.Popen(["sleep", "100"])
+subprocess.Popen(["sleep", "400"])
 raise RuntimeError("the last line")
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 1
     [log] = (tmp_path / "logs").iterdir()
     assert log.name.endswith("-node3.log")
