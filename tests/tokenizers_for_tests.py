@@ -23,6 +23,8 @@ QWEN_TEMPLATE = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
 )
+#: Opens a thinking block behind the prompt, unless the template's variable ``thinking`` is "off".
+THINKING_TEMPLATE = QWEN_TEMPLATE + "{% if add_generation_prompt and thinking != 'off' %}<think>{% endif %}"
 LLAMA3_TEMPLATE = (
     "<|begin_of_text|>{%- for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
     "<|eot_id|>{%- endfor %}"

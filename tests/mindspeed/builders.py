@@ -48,7 +48,7 @@ def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release"
 def mindspeed_config(**changes: Any) -> DictConfig:
     """A configuration that the hooks accept, with ``changes`` by section."""
     config: dict[str, Any] = {
-        "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
+        "megatron_training": {"stage": "ray_grpo"},
         "actor_config": {"save": "/somewhere"},
         "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
         "generate_config": {},

@@ -14,16 +14,14 @@ from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.records import load_prompts
-from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
-
-_THINKING = QWEN_TEMPLATE + "{% if add_generation_prompt and thinking != 'off' %}<think>{% endif %}"
+from tests.tokenizers_for_tests import THINKING_TEMPLATE, qwen_like
 
 
 def test_prompts_have_the_runs_variables_and_date(tmp_path):
     """In the training's data set and in the validation's, whatever day it is."""
     (tmp_path / "records.jsonl").write_text(json.dumps({"id": "0", "question": "q", "answer": "1"}) + "\n")
     tokenizer = copy.deepcopy(qwen_like())
-    tokenizer.chat_template = "{{ strftime_now('%d.%m.%Y') }}" + _THINKING
+    tokenizer.chat_template = "{{ strftime_now('%d.%m.%Y') }}" + THINKING_TEMPLATE
     settings = CocaSettings.model_validate({"chat_template_kwargs": {"thinking": "off"}, "prompt_date": "2024-07-05"})
     for _ in range(2):  # the validation may be given the tokenizer that the data set was made with
         _, [ids] = load_prompts(tmp_path / "records.jsonl", tokenizer, settings, 4096)

@@ -1,14 +1,11 @@
-"""Plan and checks of a cluster run: time and memory by hand; each check by code, key and value."""
-
-import json
+"""The plan of a cluster run: memory, time and iterations by hand. Its refusals: ``starts.tsv``."""
 
 import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.checks import steps_of_epochs
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.errors import ConfigError, DataError, Problem
-from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.plan import (
     PUBLISHED_RATES,
     Rates,
@@ -22,20 +19,12 @@ from coca_mindspeed.mindspeed.plan import (
     read_rates,
 )
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
-from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.utils.process import GIB
-from tests.mindspeed.builders import mindspeed_config
-from tests.tables import check_rows, read_table
 
 
 def changed(resolved, **changes):
     return resolved.model_copy(update=changes)
-
-
-ACTOR = "mindspeed_rl.actor_config."
-GENERATE = "mindspeed_rl.generate_config."
-RL = "mindspeed_rl.rl_config."
 
 
 _SEVEN = resolve_config(compose_run("qwen25_7b_910b").run)
@@ -157,87 +146,6 @@ def test_the_rates_of_an_earlier_run(tmp_path, monkeypatch, capsys):
         read_rates(file)
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "key"),
-    [
-        ("qwen25_3b_910c", [], "hidden_size"),
-        ("qwen25_7b_910b", [], "coca.npu_memory_gib"),
-        ("qwen25_7b_910c", ["hardware.platform=host"], "coca.platform"),
-    ],
-)
-def test_metrics_of_another_model_or_other_hardware_are_refused(tmp_path, name, overrides, key):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text(ITERATION.format(100, 300, 80))
-    write_run_file(
-        tmp_path / RUN_FILE, mindspeed_values(compose_run(name, overrides).run, 2, StageFiles(tmp_path)), name
-    )
-    with pytest.raises(ConfigError) as caught:
-        make_plan(compose_run("qwen25_7b_910c").run, metrics=file)
-    [problem] = caught.value.problems
-    assert (problem.code, problem.key, problem.value) == ("other-run", "--metrics", str(file))
-    assert key in problem.expected
-
-
-SHORT = {"A.": ACTOR, "G.": GENERATE, "R.": RL, "T.": "mindspeed_rl.megatron_training."}
-
-
-def full(text: str) -> str:
-    return SHORT.get(text[:2], text[:2]) + text[2:]
-
-
-def problems_of_run(overrides: list[str]) -> tuple[Problem, ...]:
-    return make_plan(compose_run("qwen25_7b_910b", overrides).run).problems
-
-
-def test_refused_runs():
-    """All problems of a run: code, key and value."""
-
-    def check(overrides, expected):
-        problems = problems_of_run([full(override) for override in overrides.split()])
-        found = [(problem.code, problem.key, json.dumps(problem.value)) for problem in problems]
-        rows = [row.split("|") for row in filter(None, expected.split(" "))]
-        assert found == [(code, full(key), value) for code, key, value in rows]
-
-    check_rows(check, read_table(__file__, "refused_runs.tsv"))
-
-
-def test_refused_layouts():
-    def check(changes, expected):
-        found = layout_problems(changed(_SEVEN, **json.loads(changes)))
-        assert " ".join(f"{problem.code} {problem.key}" for problem in found) == expected
-
-    check_rows(check, read_table(__file__, "refused_layouts.tsv"))
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "optimizer.schedule=cosine",
-        "rollout.max_new_tokens=8192",  # max_num_batched_tokens follows
-        "A.tensor_model_parallel_size=2 A.context_parallel_size=2 T.attention_mask_type=general",
-        "A.tensor_model_parallel_size=2 A.context_parallel_size=2 A.context_parallel_algo=megatron_cp_algo",
-    ],
-)
-def test_accepted_runs(overrides):
-    assert problems_of_run([full(override) for override in overrides.split()]) == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "code", "key"),
-    [
-        ("demo", "seed=1", "no-cluster", "platform"),
-        ("qwen25_7b_910b", f"{ACTOR}micro_batch_size=1.5", "wrong-type", "micro_batch_size"),
-        ("qwen25_7b_910b", f"{ACTOR}micro_batch_size=true", "wrong-type", "micro_batch_size"),
-        ("qwen25_7b_910b", f"{RL}init_kl_coef=nan", "value_error", "init_kl_coef"),
-        ("qwen25_7b_910b", "hardware.memory_gib=inf", "finite_number", "memory_gib"),
-    ],
-)
-def test_runs_without_a_plan(name, override, code, key):
-    with pytest.raises(ConfigError) as caught:
-        make_plan(compose_run(name, [override]).run)
-    assert (code, key) in [(problem.code, problem.key.rpartition(".")[2]) for problem in caught.value.problems]
-
-
 def test_iterations_from_the_data(tmp_path):
     assert [steps_of_epochs(epochs, 251_122, 128) for epochs in (0.5, 1.0)] == [980, 1961]
     file = tmp_path / "train.jsonl"
@@ -249,30 +157,3 @@ def test_iterations_from_the_data(tmp_path):
     with pytest.raises(ConfigError) as caught:
         steps_of_epochs(1.0, 10, 128)
     assert "12.8" in caught.value.problems[0].fix
-
-
-HOST = {"platform": "host"}
-
-
-def problems_of_hooks(**changes):
-    try:
-        driver.split_config(mindspeed_config(**changes))
-    except ConfigError as error:
-        return [(problem.code, problem.key) for problem in error.problems]
-    return []
-
-
-def test_problems_by_code_and_key():
-    def check(changes, expected):
-        assert " ".join(f"{code} {key}" for code, key in problems_of_hooks(**json.loads(changes))) == expected
-
-    check_rows(check, read_table(__file__, "hook_checks.tsv"))
-
-
-@pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])
-def test_log_probabilities_of_another_distribution_are_not_compared(temperature, measured):
-    sampling = {"sampling_config": {"temperature": temperature}}
-    for coca, expected in (({}, measured), (HOST, True), ({**HOST, "rollout": "vllm"}, measured)):
-        settings, _ = driver.split_config(mindspeed_config(generate_config=sampling, coca=coca))
-        assert settings.rollout_log_probs == expected
-        assert settings.rollout_engine == ("transformers" if coca == HOST else "vllm")

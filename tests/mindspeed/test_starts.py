@@ -1,0 +1,241 @@
+"""Starts of MindSpeed-RL runs: what is refused, by code and key, and what an accepted start sets (``starts.tsv``).
+
+A row has three columns: what lies in the working directory, the command, and its results. Words are separated by
+spaces, results by ``; ``. A result is ``code|key|value`` of a problem, all of which are listed, or ``|key|value`` of an
+accepted start, as far as the row is about it. An error without a code has its class for one, and no value. Values are
+JSON.
+
+The commands, behind environment variables as in a shell:
+
+- ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``
+- ``check [RUN] [OVERRIDE ...]``: the plan, by ``metrics.jsonl`` if it is there; A., G., R. and T. stand for sections
+  below ``mindspeed_rl``
+- ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N
+- ``driver [KEY=VALUE ...]``: what the driver checks of MindSpeed-RL's configuration before it starts Ray
+
+``_set_up`` lists the words of the first column.
+"""
+
+import copy
+import functools
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
+from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.mindspeed.keys import put
+from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.resolved_config import resolve_config
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.process import CPU_SHIM
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.utils.text_formats import value_of
+from tests.mindspeed.builders import checkpoint, mindspeed_config, write
+from tests.tables import check_rows, read_table
+from tests.tokenizers_for_tests import QWEN_TEMPLATE, THINKING_TEMPLATE, qwen_like
+
+RUN = "qwen25_7b_910b"
+OUTPUT, METRICS = Path("run"), Path("metrics.jsonl")
+SHORT = {
+    **{"A.": "mindspeed_rl.actor_config.", "G.": "mindspeed_rl.generate_config."},
+    **{"R.": "mindspeed_rl.rl_config.", "T.": "mindspeed_rl.megatron_training."},
+}
+MATHS = {"id": "0", "dataset": "d", "question": "q", "category": "math", "answer": "1"}
+RECORDS = {
+    "maths": MATHS,
+    "blank": {**MATHS, "answer": " "},
+    "program": {**MATHS, "category": "code", "metadata": {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}},
+}
+_LLAMA = {"eos_token": "<|endoftext|>"}  # as Llama 3 was first published: not the token that ends a turn
+_PLAIN = "{% for m in messages %}{{ m.content }}\n{% endfor %}"  # nothing ends a turn
+TOKENIZERS: dict[str, tuple[str | None, dict[str, str]]] = {
+    "chat": (QWEN_TEMPLATE, {}),
+    "thinking": (THINKING_TEMPLATE, {}),
+    "clock": ("{{ strftime_now('%Y') }}" + QWEN_TEMPLATE, {}),
+    "no_template": (None, {}),
+    "another_end": (QWEN_TEMPLATE, _LLAMA),
+    "named_end": (QWEN_TEMPLATE + "{{ eos_token }}", _LLAMA),
+    "plain": (_PLAIN, _LLAMA),
+    "plain_padded": (_PLAIN, {**_LLAMA, "pad_token": "m"}),
+}
+DATA = {"data_path": "train.jsonl", "dataset_additional_keys": ["coca_record"]}
+#: Variables of MindSpeed-RL's ``runtime_env.yaml``.
+SHIPPED = {
+    **dict.fromkeys(("HCCL_EXEC_TIMEOUT", "HCCL_BUFFSIZE", "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "VLLM_DP_SIZE"), "1"),
+    "TASK_QUEUE_ENABLE": "2",
+}
+ROWS = read_table(__file__, "starts.tsv")
+
+
+def _full(text: str) -> str:
+    return SHORT.get(text[:2], text[:2]) + text[2:]
+
+
+@functools.cache
+def _composed(name: str, *overrides: str):
+    return compose_run(name, [_full(override) for override in overrides]).run
+
+
+def _write_run(path: Path, name: str, overrides: list[str]) -> None:
+    run = _composed(name, *overrides)
+    write_run_file(write(path), mindspeed_values(run, make_plan(run).iterations, StageFiles(OUTPUT)), name)
+
+
+def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
+    r"""Make what a word of the first column names.
+
+    - ``FILE=TEXT``, where ``\n`` ends a line; ``DIR/``; ``DIR@ITERATION``: checkpoints of four ranks
+    - ``begun:OVERRIDE,...``: the file of a run whose first stage was started; ``stored:KEY=VALUE`` changes it and
+      ``stored:~KEY`` removes a key, as in another release
+    - ``metrics:RUN,OVERRIDE,...``: metrics with the file of their run
+    - ``record:NAME`` (``RECORDS``), ``tokenizer:NAME`` (``TOKENIZERS``)
+    - ``release:NAME`` of MindSpeed-RL; ``without:vllm``, ``without:bwrap``
+    """
+    if file := re.fullmatch(r"([\w./]+)=(.*)", word):
+        write(file[1], file[2].replace("\\n", "\n"))
+        return
+    if word.endswith("/"):
+        Path(word).mkdir(parents=True)
+        return
+    if "@" in word:
+        directory, iteration = word.split("@")
+        checkpoint(Path(directory), 4, iteration=iteration)
+        return
+    begun = StageFiles(OUTPUT).results / RUN_FILE
+    match word.split(":", 1):
+        case "begun", overrides:
+            _write_run(begun, RUN, [*filter(None, overrides.split(","))])
+        case "stored", change:
+            values = yaml.safe_load(begun.read_text())
+            key, _, value = change.lstrip("~").partition("=")
+            if change.startswith("~"):
+                section, _, last = key.rpartition(".")
+                del value_of(values, section)[last]
+            else:
+                put(values, key, yaml.safe_load(value))
+            write_run_file(begun, values, RUN)
+        case "metrics", text:
+            row = {"step": 1, "prompt_length/mean": 100, "response_length/mean": 300, "e2e_tps": 80}
+            write(METRICS, json.dumps(row) + "\n")
+            name, *overrides = text.split(",")
+            _write_run(Path(RUN_FILE), name, overrides)
+        case "record", name:
+            write("train.jsonl", json.dumps(RECORDS[name]) + "\n")
+        case "tokenizer", name:
+            tokenizer = copy.deepcopy(qwen_like())
+            tokenizer.chat_template, tokens = TOKENIZERS[name]
+            for attribute, token in tokens.items():
+                setattr(tokenizer, attribute, token)
+            tokenizer.save_pretrained("model")
+        case "release", name:
+            patch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release=name))
+        case "without", "vllm":
+            patch.setitem(sys.modules, "vllm", None)
+        case "without", "bwrap":
+            patch.setattr("coca_sandbox.sandbox.shutil.which", lambda _name: None)
+        case _:
+            raise ValueError(word)
+
+
+def _layout(changes: list[str]) -> Mapping[str, Any]:
+    resolved = resolve_config(_composed(RUN))
+    values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(changes))
+    raise_problems(layout_problems(resolved.model_copy(update=values)))
+    return {}
+
+
+def _check(words: list[str]) -> Mapping[str, Any]:
+    name = words.pop(0) if words and "=" not in words[0] else RUN
+    plan = make_plan(_composed(name, *words), metrics=METRICS if METRICS.exists() else None)
+    raise_problems(plan.problems)
+    return {}
+
+
+def _launch(words: list[str]) -> Mapping[str, Any]:
+    resume, one = "--resume" in words, "--stage" in words
+    stage = int(words[words.index("--stage") + 1]) if one else 0
+    run = _composed(RUN, *(word for word in words if "=" in word))
+    iterations = make_plan(run).iterations
+    stages = [(stage, resume)] if one else stages_to_do(run, iterations, OUTPUT, resume=resume)
+    values = [mindspeed_values(run, iterations, StageFiles(OUTPUT, stage), resume=resumed) for stage, resumed in stages]
+    return {**(values[-1] if values else {}), "stages": stages}
+
+
+def _drive(changes: list[str]) -> Mapping[str, Any]:
+    base = mindspeed_config(megatron_training={"tokenizer_name_or_path": "model", **DATA})
+    config = OmegaConf.merge(base, OmegaConf.from_dotlist(changes))
+    training = driver.prepare(config, os.environ)  # type: ignore[arg-type]
+    settings, sections = training.process.coca, OmegaConf.to_container(training.config)
+    coca = {**settings.model_dump(mode="json"), "rollout_engine": settings.rollout_engine}
+    return {**sections, **{name: value for name, (value, _) in training.variables.items()}, "coca": coca}
+
+
+COMMANDS = {"layout": _layout, "check": _check, "launch": _launch, "driver": _drive}
+
+
+def _full_key(result: str) -> str:
+    code, key, value = result.split("|", 2)
+    return f"{code}|{_full(key)}|{value}"
+
+
+def _shown(code: str, key: str, value: Any) -> str:
+    """A result as the table has it, with paths from the working directory."""
+    text = json.dumps(value, default=str, separators=(",", ":"))
+    return f"{code}|{key}|{text}".replace(f"{Path.cwd()}/", "")
+
+
+def _problems(error: CocaError) -> list[str]:
+    if isinstance(error, ConfigError) and error.problems:
+        return [_shown(*problem[:3]) for problem in error.problems]
+    key = re.match(r"(\S+?( \S+?)?)(: |=)", str(error))
+    return [f"{type(error).__name__}|{key[1] if key else ''}|".replace(f"{Path.cwd()}/", "")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_starts(command, tmp_path, homes, monkeypatch, capsys):
+    write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", yaml.safe_dump({"env_vars": SHIPPED}))
+    monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
+    for name in (*SHIPPED, "VLLM_ASCEND_ENABLE_NZ", CPU_SHIM):
+        monkeypatch.delenv(name, raising=False)
+    numbers = itertools.count()
+
+    def check(beside: str, typed: str, expected: str) -> None:
+        wanted = [_full_key(result) for result in expected.split("; ") if result]
+        variables, _, arguments = typed.partition(command)
+        with monkeypatch.context() as patch:
+            (place := tmp_path / str(next(numbers))).mkdir()
+            patch.chdir(place)
+            for word in beside.split():
+                _set_up(word, patch)
+            for variable in variables.split():
+                patch.setenv(*variable.split("=", 1))
+            try:
+                values = COMMANDS[command](arguments.split())
+                keys = [result.split("|")[1] for result in wanted if result.startswith("|")]
+                found = [_shown("", key, value_of(values, key)) for key in keys]
+            except CocaError as error:
+                found = _problems(error)
+        assert found == wanted
+
+    check_rows(check, [row for row in ROWS if re.search(rf"(^| ){command}( |$)", row[1])])
+
+
+@pytest.mark.parametrize("typed", ["rihgt", "."])
+def test_a_resume_without_a_run_names_the_runs_nearby(tmp_path, typed):
+    checkpoint(tmp_path / "right/stage0/checkpoints", 4, iteration="50")
+    with pytest.raises(ConfigError) as caught:
+        stages_to_do(_composed(RUN), 100, tmp_path / typed, resume=True)
+    [problem] = caught.value.problems
+    assert str(tmp_path / "right") in problem.fix
