@@ -13,7 +13,7 @@ import pytest
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.utils.directories import write_marker
 from tests.local.models_for_tests import write_random_model
-from tests.local.starts_for_tests import QUESTIONS, write_rows
+from tests.local.runs_for_tests import QUESTIONS, write_rows
 from tests.tables import read_table
 
 # Reads [[name, argv], ...], and writes [code, whether torch is imported, message] of each.

@@ -14,7 +14,7 @@ from coca_mindspeed.config.plan import QuestionCounts, question_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.start import check_settings
 from tests.local.models_for_tests import write_random_model
-from tests.local.starts_for_tests import HELD_OUT, QUESTIONS, arguments, write_rows
+from tests.local.runs_for_tests import HELD_OUT, QUESTIONS, arguments, write_rows
 
 CODES = {
     "path": ["same-data"],

@@ -1,5 +1,6 @@
 """Small random models of the architectures that users have, written as plain Hugging Face directories."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -38,6 +39,16 @@ def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Pat
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+def set_config(model: Path, directory: Path, **values) -> Path:
+    """A copy of ``model`` with other settings in its config.json."""
+    directory.mkdir()
+    for file in model.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **values}))
     return directory
 
 

@@ -25,9 +25,8 @@ from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
-from tests.local.models_for_tests import check_model, write_random_model
-from tests.local.runs_for_tests import small_session
-from tests.local.starts_for_tests import arguments, refused, set_config, write_rows
+from tests.local.models_for_tests import check_model, set_config, write_random_model
+from tests.local.runs_for_tests import arguments, refused, small_session, write_rows
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
 THINKING = kinds.QWEN_TEMPLATE + (

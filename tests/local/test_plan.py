@@ -21,7 +21,7 @@ from coca_mindspeed.local.plan import (
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.utils.process import GIB
 from tests.local.models_for_tests import SHAPE, Kept, write_random_model
-from tests.local.starts_for_tests import arguments
+from tests.local.runs_for_tests import arguments
 
 OURS = {**SHAPE, "vocab_size": 300, "intermediate_size": 256, "num_hidden_layers": 3}
 LLAMA = LlamaConfig(tie_word_embeddings=False, **OURS)

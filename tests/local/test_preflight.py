@@ -16,8 +16,7 @@ from coca_mindspeed.local.evaluation import Preflight, preflight_tokens, run_pre
 from coca_mindspeed.local.sampler import Rollout, sample_responses
 from coca_mindspeed.utils.console import duration
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import SMALL, result, rows, small_session
-from tests.local.starts_for_tests import QUESTIONS, arguments, write_rows
+from tests.local.runs_for_tests import QUESTIONS, SMALL, arguments, result, rows, small_session, write_rows
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,8 @@ from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer, write_t
 from coca_mindspeed.local.validation import LengthLimits, check_lengths
 from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
-from tests.local.models_for_tests import check_model, write_random_model
-from tests.local.runs_for_tests import small_session
-from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
+from tests.local.models_for_tests import check_model, set_config, write_random_model
+from tests.local.runs_for_tests import QUESTIONS, arguments, names, refused, small_session, write_rows
 
 CPU = torch.device("cpu")
 

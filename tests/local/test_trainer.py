@@ -34,6 +34,7 @@ from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import (
     FINISHED,
     SMALL,
+    arguments,
     killed,
     result,
     rows,
@@ -42,7 +43,6 @@ from tests.local.runs_for_tests import (
     small_session,
     train,
 )
-from tests.local.starts_for_tests import arguments
 from tests.support.waiting import until
 
 
