@@ -3,25 +3,30 @@
 import datetime
 import errno
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer, __version__
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages, render_chat, write_into_template
+from coca_mindspeed.data.prompts import prompt_messages, render_chat, render_prompts, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import check_template_file, weight_shapes
+from coca_mindspeed.local.model_files import check_template_file, load_model_tokenizer, weight_shapes
 from coca_mindspeed.local.run_directory import list_checkpoints
+from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
@@ -330,3 +335,44 @@ def test_a_damaged_weight_file_is_named(tmp_path):
     path.write_bytes(b"cut off")
     with pytest.raises(ConfigError, match=r"step_000004/model/model\.safetensors: damaged"):
         weight_shapes(path.parent)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("own", [True, False], ids=["own head", "same head"])
+def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
+    """An untied model whose config.json says that it is tied."""
+    path = set_config(model, tmp_path / "tied", tie_word_embeddings=True)
+    weights = load_file(path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + own
+    (path / "model.safetensors").unlink()
+    save = torch.save if file.endswith(".bin") else partial(save_file, metadata={"format": "pt"})
+    save(weights, path / file)
+    if own:
+        with pytest.raises(ConfigError, match=r"model\.path=.*lm_head\.weight.*tie_word_embeddings: false"):
+            load_policy(path, ModelConfig(), torch.device("cpu"))
+        path = set_config(path, tmp_path / "untied", tie_word_embeddings=False)
+    load_policy(path, ModelConfig(), torch.device("cpu"))
+
+
+def test_the_documented_lines_mend_such_a_template(tmp_path, model):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    lines = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
+    path = set_config(model, tmp_path / "gemma")
+    loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
+    (path / "chat_template.jinja").write_text(lines + loop)
+    tokenizer = load_model_tokenizer(path, ModelConfig())
+    record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
+    assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
+    assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]
+
+
+def test_generate_takes_what_the_saved_tokenizer_returns(tmp_path):
+    write_tiny_model(tmp_path, seed=0)
+    # A trained model is saved with the tokenizer as it was loaded.
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    inputs = tokenizer(["1+2=", "12+34="], padding=True, return_tensors="pt")
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    generated = model.generate(**inputs, max_new_tokens=3, do_sample=False)
+    assert generated.shape[0] == 2
+    assert torch.equal(generated[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])

@@ -4,32 +4,27 @@ import json
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
-from tokenizers import normalizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, Phi3Config
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import encode_prompts, render_prompts
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.local.load import load_policy
-from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer, read_model_config
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
 from coca_mindspeed.local.run_directory import open_run_directory
-from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer, write_tiny_model
-from coca_mindspeed.local.validation import LengthLimits, check_lengths
+from coca_mindspeed.local.validation import LengthLimits
 from coca_mindspeed.utils.directories import MARKER
 from tests.grading.sandbox_package import needs_sandbox
 from tests.local.models_for_tests import check_model, set_config, write_random_model
 from tests.local.runs_for_tests import QUESTIONS, arguments, names, refused, small_session, write_rows
+from tests.local.test_validation import SYSTEM, records
 
 CPU = torch.device("cpu")
 
@@ -37,36 +32,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_random_model(tmp_path_factory.mktemp("models") / "model", "llama")
-
-
-_LONG_ROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
-_PHI3 = {"original_max_position_embeddings": 512, "hidden_size": 32, "num_attention_heads": 4, "pad_token_id": 0}
-
-
-@pytest.mark.parametrize(
-    ("kind", "positions", "own", "tokens", "reason"),
-    [
-        (LlamaConfig, 2048, {}, 2048, "max_position_embeddings=2048"),
-        (GPT2Config, 1024, {}, 1024, "max_position_embeddings=1024"),
-        (LlamaConfig, 2048, {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 2048, "NTK"),
-        (LlamaConfig, 2048, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 8192, "linear"),
-        (LlamaConfig, 4096, {"rope_scaling": _YARN}, 8192, "yarn"),
-        (Phi3Config, 8192, {**_PHI3, "rope_scaling": _LONG_ROPE}, 512, "LongRoPE"),
-    ],
-)
-def test_the_context_is_read_from_the_models_configuration(kind, positions, own, tokens, reason):
-    limit = context_limit(kind(max_position_embeddings=positions, **own))
-    assert limit.tokens == tokens
-    assert reason in limit.reason
-
-
-def test_the_last_token_may_stand_on_the_last_position(model):
-    longest = max(map(len, prompts_of(model)))
-    check = LengthLimits(2048, 512 - longest)
-    check_model(model, ModelConfig(), records(), SYSTEM, check)
-    with pytest.raises(ConfigError, match="max_position_embeddings=512"):
-        check_model(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "jamba", "lfm2", "recurrent_gemma", "falcon_h1", "mamba"])
@@ -94,17 +59,6 @@ def test_no_model_is_guessed_from_a_directorys_name(tmp_path, config, found):
         (directory / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=rf"model\.path=.*my_llama: .*{found}"):
         read_model_config(directory, ModelConfig())
-
-
-SYSTEM = "State your confidence."
-
-
-def records() -> list[Record]:
-    return [Record(str(i), "d", "math", row["question"], row["answer"]) for i, row in enumerate(QUESTIONS)]
-
-
-def prompts_of(model: Path) -> list[list[int]]:
-    return encode_prompts(load_model_tokenizer(model, ModelConfig()), records(), SYSTEM)
 
 
 def checks_of(command: list[str], code: int, functions: list[str]) -> list[str]:
@@ -260,15 +214,6 @@ def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
         small_session(tmp_path / "run", "rollout.max_new_tokens=200")
 
 
-def test_the_length_check_counts_what_compatibility_forms_expand():
-    """One character of three bytes becomes 18, of 33 bytes."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    long = Record("a", "d", "math", "\ufdfa" * 20, "1", None, {"instruction": ""})
-    with pytest.raises(DataError, match="has 361 tokens"):
-        check_lengths(tokenizer, tiny_config(), [long], None, LengthLimits(200, 0), "the model", show_progress=False)
-
-
 def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model, capsys, monkeypatch):
     path = set_config(model, tmp_path / "gemma")
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
@@ -307,23 +252,6 @@ def test_a_model_with_random_weights_in_it_is_refused(tmp_path, model, change, m
     with pytest.raises(ConfigError, match=message) as caught:
         load_policy(path, ModelConfig(), CPU)
     assert str(caught.value).startswith(f"model.path={path}: ")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("own", [True, False], ids=["own head", "same head"])
-def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
-    """An untied model whose config.json says that it is tied."""
-    path = set_config(model, tmp_path / "tied", tie_word_embeddings=True)
-    weights = load_file(path / "model.safetensors")
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + own
-    (path / "model.safetensors").unlink()
-    save = torch.save if file.endswith(".bin") else partial(save_file, metadata={"format": "pt"})
-    save(weights, path / file)
-    if own:
-        with pytest.raises(ConfigError, match=r"model\.path=.*lm_head\.weight.*tie_word_embeddings: false"):
-            load_policy(path, ModelConfig(), CPU)
-        path = set_config(path, tmp_path / "untied", tie_word_embeddings=False)
-    load_policy(path, ModelConfig(), CPU)
 
 
 def test_the_configuration_knows_every_device_that_the_engine_knows():
@@ -370,18 +298,6 @@ def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, mo
     assert session.run.config.model.compute_dtype == "bfloat16"
 
 
-def test_the_documented_lines_mend_such_a_template(tmp_path, model):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    lines = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
-    path = set_config(model, tmp_path / "gemma")
-    loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
-    (path / "chat_template.jinja").write_text(lines + loop)
-    tokenizer = load_model_tokenizer(path, ModelConfig())
-    record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
-    assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
-    assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]
-
-
 def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
     path = write_random_model(tmp_path / "model", "llama")
     config = ModelConfig(attention="flash_attention_2", compute_dtype="bfloat16")
@@ -389,15 +305,3 @@ def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
         load_policy(path, config, torch.device("cpu"))
     with pytest.raises(ValidationError, match="takes no float32"):
         ModelConfig(attention="flash_attention_2", compute_dtype="float32")
-
-
-def test_generate_takes_what_the_saved_tokenizer_returns(tmp_path):
-    write_tiny_model(tmp_path, seed=0)
-    # A trained model is saved with the tokenizer as it was loaded.
-    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
-    inputs = tokenizer(["1+2=", "12+34="], padding=True, return_tensors="pt")
-    assert set(inputs) == {"input_ids", "attention_mask"}
-    generated = model.generate(**inputs, max_new_tokens=3, do_sample=False)
-    assert generated.shape[0] == 2
-    assert torch.equal(generated[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
