@@ -242,7 +242,8 @@ def test_import_and_parsing_of_the_command_lines_load_nothing_heavy():
     code = "import coca_mindspeed, coca_router.cli as router; from coca_mindspeed import cli; dir(coca_mindspeed)"
     parsers = [f"cli.parser_of([{command!r}])" for command in sorted(COMMANDS)]
     parsers += [f"router.parser([{command!r}])" for command in coca_router.cli.COMMANDS]
-    assert loaded_after(f"{code}; [{', '.join(parsers)}]") == []
+    code += f"; [{', '.join(parsers)}]; assert cli.main(['evaluate', 'nowhere.jsonl', '--output', 'new']) == 1"
+    assert loaded_after(f"{code}; assert cli.main(['watch', 'nowhere']) == 1") == []
 
 
 @pytest.mark.usefixtures("verls_keys")

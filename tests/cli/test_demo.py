@@ -1,4 +1,4 @@
-"""The demo as the user runs it: its files, its promises, and what it refuses."""
+"""The demo as the user runs it: its files and its promises."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.metrics import calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
-from coca_mindspeed.utils.directories import MARKER
 from tests.local.runs_for_tests import SMALL, rows
 
 METRICS = {"accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n", "ungradable"}
@@ -56,16 +55,6 @@ def test_the_demo_keeps_its_promises(tmp_path, capsys, no_pictures):
 
 def small_demo(output, *more: str) -> int:
     return main(["demo", "--seed", "1", "--output", str(output), "--quiet", *more, *SMALL])
-
-
-def test_a_directory_that_is_no_run_is_refused(tmp_path, capsys):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    for marker in ({}, {"made_by": "somebody else", "kind": "run"}, {"made_by": "coca-mindspeed", "kind": "data"}):
-        (tmp_path / "config.yaml").write_text("somebody's own")
-        (tmp_path / MARKER).write_text(json.dumps(marker))
-        assert small_demo(tmp_path) == 1
-        assert "[not-a-run]" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == [MARKER, "config.yaml", "thesis.tex"]
 
 
 def test_a_finished_demo_is_evaluated_again(finished_demo, tmp_path, capsys, no_pictures):

@@ -1,4 +1,4 @@
-"""``coca-mindspeed train``: the held-out questions before and after, and early refusals."""
+"""``coca-mindspeed train``: the held-out questions before and after, and the report."""
 
 import contextlib
 import io

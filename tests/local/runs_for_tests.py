@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local import run as session_module
 from coca_mindspeed.local.run import LocalRun
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.start import open_run
@@ -115,32 +114,20 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def arguments(directory: Path, model: Path, *more: str) -> list[str]:
-    for name, rows in (("train", QUESTIONS), ("heldout", HELD_OUT)):
-        if not (directory / f"{name}.jsonl").exists():
-            write_rows(directory / f"{name}.jsonl", rows)
+def own_run(directory: Path, model: Path) -> list[str]:
+    """A run of one step on ``model`` and two files of records in ``directory``, as it is typed behind a command."""
     return [
-        *("train", "local", f"model.path={model}", f"data.train={directory}/train.jsonl", "data.grader=exact"),
-        *(f"data.evaluate={directory}/heldout.jsonl", "rollout.prompts=2", "rollout.group_size=2"),
+        *("local", f"model.path={model}", f"data.train={directory / 'train.jsonl'}", "data.grader=exact"),
+        *(f"data.evaluate={directory / 'heldout.jsonl'}", "rollout.prompts=2", "rollout.group_size=2"),
         *("rollout.max_new_tokens=8", "trainer.steps=1", "trainer.device=cpu", "model.compute_dtype=float32"),
         *("trainer.minibatches=1", "logging.tensorboard=false", "evaluation.interval=0", "trainer.threads=1"),
         *("evaluation.preflight=0", "evaluation.final_questions=0"),  # the report's pictures take seconds
-        *("--output", str(directory / "run"), "--quiet", *more),
     ]
 
 
-def refused(directory: Path, model: Path, capsys, monkeypatch, *more: str) -> str:
-    """The message of a start that must fail before any weight is read, and write nothing."""
-
-    def load(*_, **__):
-        raise AssertionError("the model was loaded")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(session_module, "load_policy", load)
-        assert main(arguments(directory, model, *more)) == 1
-    assert not (directory / "run").exists()
-    return capsys.readouterr().err
+def arguments(directory: Path, model: Path, *more: str) -> list[str]:
+    """The command that trains :func:`own_run`, and its files if they are missing."""
+    for name, rows in (("train", QUESTIONS), ("heldout", HELD_OUT)):
+        if not (directory / f"{name}.jsonl").exists():
+            write_rows(directory / f"{name}.jsonl", rows)
+    return ["train", *own_run(directory, model), "--output", str(directory / "run"), "--quiet", *more]

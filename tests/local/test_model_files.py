@@ -4,8 +4,6 @@ import datetime
 import errno
 import json
 import re
-import subprocess
-import sys
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,14 +29,13 @@ from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import check_model, set_config, write_random_model
-from tests.local.runs_for_tests import arguments, refused, small_session, write_rows
+from tests.local.runs_for_tests import arguments, small_session, write_rows
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
 THINKING = kinds.QWEN_TEMPLATE + (
     "{%- if add_generation_prompt %}{{ '<think>\\n' }}"
     "{%- if enable_thinking is defined and not enable_thinking %}{{ '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
 )
-DROPS = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}"
 RECORD = Record("1", "d", "math", "What is 1 + 1?", "2")
 
 
@@ -56,19 +53,6 @@ def with_template(model, directory, template):
 def rendered(path, **variables):
     messages = prompt_messages(RECORD, CONFIDENCE_FIRST_PROMPT)
     return render_chat(AutoTokenizer.from_pretrained(path), messages, **variables)
-
-
-@pytest.mark.parametrize(
-    ("template", "overrides", "key"),
-    [
-        (DROPS, (), "system message"),
-        (THINKING, (), "model.allow_open_thinking"),
-        (THINKING, ("model.chat_template_kwargs={enable_thinkin: false}",), "'enable_thinkin'"),
-    ],
-)
-def test_prompts_that_cannot_be_trained_on_are_refused(tmp_path, model, capsys, monkeypatch, template, overrides, key):
-    path = with_template(model, tmp_path / "model", template)
-    assert key in refused(tmp_path, path, capsys, monkeypatch, *overrides)
 
 
 def without_template(model, directory, how):
@@ -108,15 +92,6 @@ def test_a_missing_template_is_found_in_the_files(tmp_path, model, how, custom_c
         assert [(problem.code, problem.key) for problem in caught.value.problems] == [
             ("no-chat-template", "model.path")
         ]
-
-
-def test_a_model_without_a_template_is_refused_before_torch_is_imported(tmp_path, model):
-    run = arguments(tmp_path, without_template(model, tmp_path / "model", "nowhere"))
-    script = "import sys; from coca_mindspeed.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script, *run], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", "False"]
-    assert "[no-chat-template]" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_tokenizer_without_a_template_is_refused_wherever_it_comes_from(model):
@@ -205,48 +180,25 @@ def set_generation(path, **values):
     return path
 
 
-@pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 saves such a file")
-@pytest.mark.parametrize("in_config", [False, True], ids=["generation_config.json", "config.json"])
-def test_a_configuration_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, capsys, in_config):
-    """In config.json, transformers would move it into generation_config.json, and then refuse to save that."""
-    path = set_config(model, tmp_path / "model", **({"temperature": 0.6} if in_config else {}))
-    set_generation(path, do_sample=False, **({} if in_config else {"temperature": 0.6}))
-    assert main(arguments(tmp_path, path)) == 1
-    message = capsys.readouterr().err
-    assert "generation_config.json" in message or "config.json" in message
-    assert "temperature" in message
-    assert not (tmp_path / "run").exists()
-    set_generation(path, do_sample=True)
-    assert main(arguments(tmp_path, path)) == 0
-
-
 @pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 reads rope_parameters")
 @pytest.mark.parametrize(
     ("parameters", "changed", "ignored"),
     [
-        ({"rope_theta": 50_000.0, "rope_type": "default"}, {}, "rope_theta=50000.0"),
-        ({"rope_theta": 10_000.0, "rope_type": "default"}, {}, None),  # what transformers 4 assumes
-        ({"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0}, {}, "rope_type=linear"),
+        ({"rope_theta": 50_000.0, "rope_type": "default"}, {}, True),
+        ({"rope_theta": 10_000.0, "rope_type": "default"}, {}, False),  # what transformers 4 assumes
         (
             {"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0},
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            None,
+            False,
         ),
-        ({"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}, {}, "rope_theta=1000000.0"),
     ],
 )
-def test_rotary_frequencies_that_transformers_5_wrote_are_not_ignored(
-    tmp_path, model, parameters, changed, ignored, capsys, monkeypatch
-):
-    path = set_config(model, tmp_path / "model", rope_parameters=parameters, rope_theta=None)
+def test_rotary_frequencies_that_transformers_5_wrote_are_not_ignored(tmp_path, model, parameters, changed, ignored):
+    path = set_config(model, tmp_path / "model", rope_parameters=parameters, **changed)
     config = json.loads((path / "config.json").read_text())
     del config["rope_theta"]
-    (path / "config.json").write_text(json.dumps({**config, **changed}))
-    if ignored is None:
-        load_policy(path, ModelConfig(), torch.device("cpu"))
-        return
-    assert ignored in refused(tmp_path, path, capsys, monkeypatch)
-    with pytest.raises(ConfigError, match=f"--model=.*{ignored}"):  # as served and evaluated
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="--model=") if ignored else nullcontext():  # as served and evaluated
         load_policy(path, ModelConfig(), torch.device("cpu"), where="--model")
 
 
@@ -269,14 +221,6 @@ def add_token(path, token, **named):
         setattr(tokenizer, name, value)
     tokenizer.save_pretrained(path)
     return path
-
-
-@pytest.mark.parametrize("name", ["pad_token", "eos_token"])
-def test_a_token_without_a_row_in_the_embedding_is_refused(tmp_path, model, capsys, monkeypatch, name):
-    path = add_token(set_config(model, tmp_path / "model"), "<new>", **{name: "<new>"})
-    message = refused(tmp_path, path, capsys, monkeypatch)
-    assert name in message
-    assert "resize_token_embeddings" in message
 
 
 def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, model):

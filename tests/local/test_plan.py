@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.plan import (
@@ -21,7 +20,6 @@ from coca_mindspeed.local.plan import (
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.utils.process import GIB
 from tests.local.models_for_tests import SHAPE, Kept, write_random_model
-from tests.local.runs_for_tests import arguments
 
 OURS = {**SHAPE, "vocab_size": 300, "intermediate_size": 256, "num_hidden_layers": 3}
 LLAMA = LlamaConfig(tie_word_embeddings=False, **OURS)
@@ -122,14 +120,6 @@ def test_a_run_that_does_not_fit_names_the_key_to_lower(overrides, phase, gib, k
     codes = {"activations": "memory-update", "cache": "memory-rollout", "moments": "memory-weights"}
     assert [(problem.code, problem.key) for problem in problems] == [(codes[phase], key)] * (key is not None)
     assert all(fix in problem.fix for problem in problems)
-
-
-def test_a_run_that_does_not_fit_is_refused_before_its_first_step(tmp_path, monkeypatch, capsys):
-    model = write_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr("coca_mindspeed.local.plan.free_bytes", lambda device: 800_000)
-    assert main(arguments(tmp_path, model)) == 1
-    assert "[memory-update]" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("dtype", "number", "copied"), [("float32", 4, 0), ("bfloat16", 2, 2)])

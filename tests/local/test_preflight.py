@@ -37,18 +37,6 @@ def test_a_model_that_states_no_confidence_is_refused_before_the_first_step(tmp_
     assert main(arguments(tmp_path, model)) == 0  # evaluation.preflight=0
 
 
-@pytest.mark.parametrize(("more", "code"), [((), 1), (("evaluation.preflight=0",), 0), (("warm_up",), 0)])
-def test_check_refuses_it_too_unless_a_warm_up_follows(tmp_path, model, capsys, more, code):
-    _, *run = arguments(tmp_path, model, "evaluation.preflight=9")
-    run = run[: run.index("--output")]
-    if "warm_up" in more:
-        more = (f"warm_up.records={tmp_path}/train.jsonl", "rollout.max_new_tokens=24")
-    assert main(["check", *run, "evaluation.preflight=9", *more]) == code
-    shown = capsys.readouterr()
-    assert ("[no-format]" in shown.err) == bool(code)
-    assert ("9 responses" in shown.out) == ("evaluation.preflight=0" not in more)
-
-
 def train(output, *more: str) -> int:
     keys = ("warm_up.steps=3", "evaluation.final_questions=0", "evaluation.interval=0")
     return main(["train", "demo", *SMALL, *keys, "--output", str(output), "--quiet", *more])

@@ -1,6 +1,5 @@
 """A model that never writes the tags learns them before it is trained; a stop in between changes no byte."""
 
-import json
 import math
 import os
 import shutil
@@ -16,8 +15,7 @@ from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.local import run as run_module
+from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import sft
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
@@ -222,24 +220,6 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         sft.accumulate_gradient(policy, prompts, responses, question_weight, tokens)
         assert seen == expected
         seen.clear()
-
-
-@pytest.mark.parametrize(
-    ("row", "override", "message"),
-    [
-        (None, "warm_up.steps=1", "holds no records"),
-        ({"answer": " "}, "warm_up.steps=1", "has no answer"),
-        ({"answer": "Paris"}, "warm_up.wrong_answers=0.1", "'Paris' has none; set warm_up.wrong_answers=0"),
-        ({"answer": "7" * 60}, "warm_up.steps=1", "rollout.max_new_tokens=32"),
-    ],
-)
-def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, monkeypatch, row, override, message):
-    path = tmp_path / "examples.jsonl"
-    path.write_text("" if row is None else json.dumps({"question": "Which?", **row}) + "\n")
-    monkeypatch.setattr(run_module, "load_policy", None)  # before any weight is read
-    with pytest.raises(DataError, match=message):
-        session(place, tmp_path / "run", f"warm_up.records={path}", override)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
