@@ -1,4 +1,4 @@
-"""``coca-mindspeed check`` of a run for a cluster: its plan, its verdict and ``--write``.  Local: tests/local/starts.tsv."""
+"""``coca-mindspeed check`` of a run for a cluster: plan, verdict, ``--write``.  Local runs: tests/local/starts.tsv."""
 
 import pytest
 import yaml

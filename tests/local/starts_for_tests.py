@@ -1,8 +1,6 @@
-"""Start commands in copies of a directory with a model and records, with something changed.
+"""Starts in copies of a directory with something changed, as test_starts.py describes them.
 
-A change is ``disk BYTES`` or ``memory BYTES`` (free ones), ``without PACKAGE``, or of a file: ``FILE = TEXT``,
-``FILE -``, ``FILE + LINE``, and ``+`` and ``-`` of keys of a JSON object or of tensors.  As a program, it reads
-``[[arguments, changes], ...]`` and writes what each start did, in a process that has not imported torch.
+As a program, it reads ``[[arguments, changes], ...]`` and writes what each start did; it has not imported torch.
 """
 
 import contextlib
@@ -27,7 +25,7 @@ from coca_mindspeed.cli import config as config_command
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 
-AND = " & "  # between changes, and between what a row expects
+AND = "; "  # between changes, and between results
 _PROBLEM = re.compile(r"^(?:.*?: )??([\w.-]+)(?:=(.*?))?: .*\[([\w-]+)\]$", re.MULTILINE)
 # The stages of `LocalRun`, by a function that each begins with.  Those before them need no torch.
 _STAGES = {"choose_device": "device", "load_policy": "weights", "run_preflight": "samples"}

@@ -1,4 +1,18 @@
-"""The start of a local run: a table of starts (starts.tsv), the order of the checks, and what a start leaves behind."""
+"""Starts of the local engine: how each row of ``starts.tsv`` ends, the order of the checks, and what a start leaves.
+
+A row has five columns; several changes or results are separated by ``; ``:
+
+- the exit code
+- the stage that it ends in: ``files`` (without torch), ``device`` (also packages, prompts and memory), ``weights`` or
+  ``samples``
+- the command: ``TRAIN``, ``CHECK`` and ``BASELINE`` stand for ones that work in the directory of the fixture ``place``
+- the changes: ``FILE = TEXT``, ``FILE -``, ``FILE + LINE``, ``FILE + OBJECT`` and ``FILE - KEY`` of a JSON object,
+  ``FILE + NAME`` and ``FILE - PATTERN`` of tensors; ``disk BYTES`` and ``memory BYTES`` that are free,
+  ``without PACKAGE``; ``transformers 4`` if the row is only about that release
+- the results: ``code|key|value`` of each problem, all of them in their order, and words that are shown
+
+No row may write anything.
+"""
 
 import json
 import os
@@ -26,8 +40,6 @@ from tests.tables import check_rows, read_table
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-# Exit code; the stage that it ends in (files: no torch yet); what is typed; what is changed, by starts_for_tests; what
-# is shown: each problem by code, key and value, all of them in this order, and words of the message.
 STARTS = read_table(__file__, "starts.tsv")
 OWN = own_run(Path(), Path("llama"))
 WORDS = {
