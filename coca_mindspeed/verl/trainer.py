@@ -78,7 +78,10 @@ register_adv_est(NAME)(refuse_other_trainers)
 
 
 class SegmentTrainer(PPOTrainer):
-    """The part that the trainers share; its methods override those of verl's trainer, the next base class."""
+    """The part that the trainers share; its methods override those of verl's trainer, the next base class.
+
+    ``scored``: the mini-batches of this step.
+    """
 
     def __init__(self, config: Any) -> None:
         """Check the configuration and verl's release before anything is loaded."""
@@ -95,7 +98,7 @@ class SegmentTrainer(PPOTrainer):
             OmegaConf.update(config, f"{NAME}.method", self._settings.method.model_dump(mode="json"), merge=False)
             OmegaConf.update(config, f"{NAME}.grader", self._settings.grader)
         super().__init__(config)
-        self._scored: list[ScoredStep] = []  # the mini-batches of this step
+        self.scored: list[ScoredStep] = []
         self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
 
@@ -164,10 +167,10 @@ class SegmentTrainer(PPOTrainer):
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
         """Run verl's step, of one or more mini-batches, and measure all of it."""
-        self._scored = []
+        self.scored = []
         batch = super().step(metrics, timing_raw)
         repeated = self.global_steps > self.steps_per_epoch
-        metrics.update(step_metrics(self._scored, repeated=repeated))
+        metrics.update(step_metrics(self.scored, repeated=repeated))
         metrics.update(divide_segment_sums(metrics))
         metrics[TIMES_ASKED] = max(1.0, self.global_steps * self.config.data.train_batch_size / self._questions)
         metrics["seconds/advantage"] = timing_raw["adv"]
@@ -225,7 +228,7 @@ class SegmentTrainer(PPOTrainer):
         batch = transfer_queue.kv_batch_put(
             keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch.keys))
         )
-        self._scored.append(step)
+        self.scored.append(step)
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -268,7 +271,7 @@ class SegmentTrainer(PPOTrainer):
         count = self._settings.samples_prompts
         path = Path(rollout_data_dir) / f"step_{self.global_steps:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for step in self._scored for row in step.dump(self.global_steps, count)]
+        rows = [row for step in self.scored for row in step.dump(self.global_steps, count)]
         write_json_lines(path, rows[: count * self.config.actor_rollout_ref.rollout.n])
 
 

@@ -5,6 +5,7 @@ A rank that skips, adds or reorders a collective hangs or corrupts the others on
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,9 +30,8 @@ class RecordCollectives(TorchDispatchMode):
         if func.namespace == "c10d":
             leaves = tree_leaves((args, kwargs))
             tensors = [f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            group = next(dist.ProcessGroup.unbox(a) for a in args if _is_group(a))
-            members = dist.get_process_group_ranks(group)
-            name = func._schema.name.partition("::")[2].rstrip("_")
+            members = dist.get_process_group_ranks(_process_group(args))
+            name = func.name().partition("::")[2].rstrip("_")
             if name in ("send", "recv"):
                 own, peer = dist.get_rank(), members[args[2]]
                 name, members = "message", [own, peer] if name == "send" else [peer, own]
@@ -39,8 +39,12 @@ class RecordCollectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_group(value: Any) -> bool:
-    return isinstance(value, torch.ScriptObject) and "ProcessGroup" in value._type().qualified_name()
+def _process_group(arguments: Sequence[Any]) -> dist.ProcessGroup:
+    for value in arguments:
+        if isinstance(value, torch.ScriptObject):
+            with suppress(RuntimeError):  # an object of another kind, such as a ReduceOp
+                return dist.ProcessGroup.unbox(value)
+    raise TypeError(f"expected a process group among the arguments of a collective, found {arguments}")
 
 
 def differences(calls: Sequence[Sequence[Call]]) -> list[str]:

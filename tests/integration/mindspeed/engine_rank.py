@@ -102,7 +102,7 @@ def gradient_of(worker, engine, batch):
 
     Nothing is updated.
     """
-    from tests.support.mindspeed_host.weights import Layout, Shard, _named_parameters
+    from tests.support.mindspeed_host.weights import Layout, Shard, named_parameters
 
     parallel = worker.parallel_state
     share = len(batch["responses"]) // parallel.get_data_parallel_world_size()
@@ -113,8 +113,8 @@ def gradient_of(worker, engine, batch):
         chunk.train()
         chunk.zero_grad_buffer()
     with RecordCollectives() as record:
-        statistics = engine._forward_backward_batch(mine)
-    gradients = {name: parameter.main_grad.clone() for name, parameter in _named_parameters(engine.model)}
+        statistics = engine._forward_backward_batch(mine)  # noqa: SLF001  upstream's update without an optimizer step
+    gradients = {name: parameter.main_grad.clone() for name, parameter in named_parameters(engine.model)}
     shard = Shard(parallel.get_tensor_model_parallel_rank(), gradients)
     shards = [None] * torch.distributed.get_world_size(parallel.get_model_parallel_group())
     torch.distributed.all_gather_object(shards, shard, group=parallel.get_model_parallel_group())

@@ -10,8 +10,10 @@ import pytest
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, read_predictions, validation_files
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment
+from tests.support.waiting import until
 
 DRIVER = "coca_mindspeed.mindspeed.start.driver"
+BUSY_SECONDS = 600  # of a busy machine, for what takes some seconds
 
 
 def start_driver(directory, config, ray_directory, *, module=DRIVER, python=sys.executable, **variables):
@@ -37,6 +39,11 @@ def finish(process, directory, timeout=900):
     if code:
         pytest.fail(f"the run returned {code}; the end of its log:\n{log[-4000:]}")
     return log
+
+
+def wait_for_checkpoint(process, marker):
+    """Wait until a run has a checkpoint, by the file that names the newest, or has ended."""
+    until(lambda: marker.exists() or process.poll() is not None, 900)
 
 
 def json_lines(path):

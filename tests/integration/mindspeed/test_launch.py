@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -22,8 +21,9 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.prompts import render_prompts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
-from tests.integration.mindspeed.runs import copy_of, finish, json_lines
+from tests.integration.mindspeed.runs import BUSY_SECONDS, copy_of, finish, json_lines, wait_for_checkpoint
 from tests.launch.scripts_for_tests import own_address
+from tests.support.waiting import until
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -78,14 +78,12 @@ def test_a_run_that_was_stopped_is_resumed(warm, tmp_path, ray_directory):
     process = _launch(directory, ray_directory, "trainer.steps=8")
     checkpoints = directory / "run" / "stage0" / "checkpoints"
     marker = checkpoints / "latest_checkpointed_iteration.txt"
-    deadline = time.monotonic() + 600
-    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for_checkpoint(process, marker)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 143, (directory / "log").read_text(errors="replace")[-3000:]
+    assert process.wait(timeout=BUSY_SECONDS) == 143, (directory / "log").read_text(errors="replace")[-3000:]
     assert int(marker.read_text()) < 8
     again = _launch(directory, ray_directory, "trainer.steps=8")
-    assert again.wait(timeout=120) == 1
+    assert again.wait(timeout=BUSY_SECONDS) == 1
     assert "already holds a run; add --resume" in (directory / "log").read_text()
     finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
     stage = directory / "run" / "stage0"
@@ -123,14 +121,12 @@ def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(layout, warm,
     process = _launch(directory, ray_directory, *arguments, script=script)
     checkpoints = directory / "run" / "stage0" / "checkpoints"
     marker = checkpoints / "latest_checkpointed_iteration.txt"
-    deadline = time.monotonic() + 900
-    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for_checkpoint(process, marker)
     log = (directory / "log").read_text(errors="replace")
     assert marker.exists(), log[-3000:]
     workers = set(re.findall(r"\(ActorWithoutReference pid=(\d+)", log))
     os.kill(int(max(workers)), signal.SIGKILL)
-    assert process.wait(timeout=180) == 1
+    assert process.wait(timeout=BUSY_SECONDS) == 1
     finish(_launch(directory, ray_directory, *arguments, "--resume", script=script), directory)
     rows = json_lines(directory / "run" / "stage0" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -182,21 +178,19 @@ def test_two_nodes(warm, tmp_path, ray_directory):
     overrides = ("trainer.steps=2", "method.advantage_scale=batch")
     head = _launch(directory, ray_directory, *overrides, NODE_RANK="0", **variables)
     # Two nodes of one machine share a folder, and would choose the same name for a socket at the same time.
-    deadline = time.monotonic() + 600
-    while "Ray runtime started" not in (directory / "log").read_text(errors="replace") and head.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    file = directory / "log"
+    until(lambda: "Ray runtime started" in file.read_text(errors="replace") or head.poll() is not None, BUSY_SECONDS)
     worker = _launch(directory, ray_directory, *overrides, NODE_RANK="1", **variables)
     try:
         log = finish(head, directory, timeout=1500)  # a busy machine starts two Ray nodes in minutes
-        assert worker.wait(timeout=120) == 0
+        assert worker.wait(timeout=BUSY_SECONDS) == 0
     finally:
         worker.kill()
     kept = {path.name.partition("-node")[2]: path.read_text() for path in (directory / "run" / "logs").iterdir()}
     assert "the Ray cluster has 2 NPUs" in kept["0.log"]
     assert "the head has ended the cluster" in kept["1.log"]
     assert "the Ray cluster has 2 NPUs" in log
-    assert "the head has ended the cluster" in (directory / "log").read_text(errors="replace")
+    assert "the head has ended the cluster" in file.read_text(errors="replace")
     assert _iterations(directory / "run" / "stage0") == [1, 2]
     logged = json_lines(directory / "run" / "stage0" / "metrics.jsonl")
     assert all(row["advantage/deviation"] > 0 for row in logged)

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.integration import custom_code
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
 from tests.integration.mindspeed.runs import (
+    BUSY_SECONDS,
     copy_of,
     finish,
     going_on,
@@ -32,6 +32,7 @@ from tests.integration.mindspeed.runs import (
     metrics_of,
     run_and_check,
     start_driver,
+    wait_for_checkpoint,
 )
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -223,12 +224,11 @@ def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm, tmp_path
         shutil.copytree(original / part, edited / part, ignore=shutil.ignore_patterns("__pycache__"))
     loss = edited / "mindspeed_rl" / "models" / "loss" / "base_loss_func.py"
     loss.write_text(loss.read_text().replace("skip_entropy=True", "skip_entropy=False"))
-    started = time.monotonic()
     process = start_driver(directory, tiny.configuration(directory), "/nonexistent", MINDSPEED_RL_HOME=str(edited))
-    assert process.wait(timeout=120) == 1
+    assert process.wait(timeout=BUSY_SECONDS) == 1
     log = (directory / "log").read_text()
     assert "mindspeed_rl.models.loss.base_loss_func:BaseLossFunc (expected" in log
-    assert "Ray" not in log, f"something started within {time.monotonic() - started:.0f} s"
+    assert "Ray" not in log
 
 
 def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm, tmp_path, ray_directory):
@@ -236,13 +236,11 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm, tmp_path, ray_d
     config = tiny.configuration(directory, megatron_training={"train_iters": 20, "save_interval": 2})
     process = start_driver(directory, config, ray_directory)
     marker = directory / "checkpoints" / "latest_checkpointed_iteration.txt"
-    deadline = time.monotonic() + 600
-    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for_checkpoint(process, marker)
     log = (directory / "log").read_text(errors="replace")
     (pid,) = set(re.findall(r"\(ActorWithoutReference pid=(\d+)\)", log))
     os.kill(int(pid), signal.SIGKILL)
-    assert process.wait(timeout=120) == 1
+    assert process.wait(timeout=BUSY_SECONDS) == 1
     log = (directory / "log").read_text(errors="replace")
     assert re.search(r"coca-mindspeed: training ended: .*ActorDiedError.*ActorWithoutReference", log)
     assert f"resume from the last checkpoint in {directory / 'checkpoints'}" in log

@@ -11,6 +11,7 @@ import time
 import httpx
 
 from tests.integration.router.engine_model import widen_heads
+from tests.support.waiting import until
 
 NAME = "demo"
 CONTEXT = 4096
@@ -52,9 +53,7 @@ class Engine:
     def until_idle(self):
         """Wait until nothing is being generated; returns how long it took, which depends on the machine's load."""
         start = time.monotonic()
-        while self.running:
-            assert time.monotonic() - start < 300, "still generating"
-            time.sleep(0.01)
+        until(lambda: not self.running, 300)
         return time.monotonic() - start
 
 
@@ -90,7 +89,7 @@ def engine(executable, model, directory):
                     break
             assert process.poll() is None, f"vLLM ended: {log.read_text()[-3000:]}"
             assert time.monotonic() < end, f"vLLM did not start: {log.read_text()[-3000:]}"
-            time.sleep(1)
+            time.sleep(1)  # a start takes minutes, and requests would slow it down
         yield Engine(f"{base}/v1")
     finally:
         with contextlib.suppress(ProcessLookupError):

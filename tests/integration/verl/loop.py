@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tests.integration.processes import processes_below, processor_seconds
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +40,7 @@ def environment(run, ray_directory, **more):
 
 _RAY_IS_UP = b"Started a local Ray instance"
 _RAY_WAS_SLOW = b"The current node timed out during startup"  # it allows itself 30 seconds, whatever the machine does
-_STARTS = 4
+_STARTS, _START_SECONDS = 4, 600.0
 
 
 def start(config, *overrides, **more):
@@ -49,8 +49,7 @@ def start(config, *overrides, **more):
     for _ in range(_STARTS):
         before = log.stat().st_size if log.is_file() else 0
         loop = _start(config, *overrides, **more)
-        while loop.running and _RAY_IS_UP not in log.read_bytes()[before:]:
-            time.sleep(0.5)
+        until(lambda run=loop, at=before: not run.running or _RAY_IS_UP in log.read_bytes()[at:], _START_SECONDS)
         if _RAY_WAS_SLOW not in log.read_bytes()[before:]:
             return loop
         loop.kill()

@@ -14,7 +14,8 @@ from coca_mindspeed.utils.packages import after_import
 
 
 def _keep_batches(module):
-    original = module.SegmentTrainer._update_actor
+    trainer = module.SegmentTrainer
+    original = trainer._update_actor  # noqa: SLF001  verl's name of the stage
 
     def update_actor(self, batch, metrics):
         import torch
@@ -38,7 +39,7 @@ def _keep_batches(module):
         torch.save(rows, Path(os.environ["COCA_TEST_BATCHES"]) / f"{self.global_steps}.pt")
         return original(self, batch, metrics)
 
-    module.SegmentTrainer._update_actor = update_actor
+    trainer._update_actor = update_actor  # noqa: SLF001
 
 
 def _fail_grader(module):
@@ -72,17 +73,17 @@ def _script_responses(module):
     def sample(self, prompts, temperature):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._model.name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(self.model.name_or_path)
         outputs = []
         for prompt in map(tuple, prompts):
             text = f"<confidence>0.{asked[prompt] % 9 + 1}</confidence>1"
             asked[prompt] += 1
-            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], self._eos]
-            said = {"log_probs": [0.0] * len(ids), "extra_fields": {"global_steps": self._step}}
+            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            said = {"log_probs": [0.0] * len(ids), "extra_fields": {"global_steps": self.step}}
             outputs.append(module.TokenOutput(token_ids=ids, stop_reason="completed", **said))
         return outputs
 
-    module.HostServer._sample = sample
+    module.HostServer.sample = sample
 
 
 def _fail_session(module):

@@ -6,7 +6,6 @@ A start takes a minute or two, so each run is asked several questions.
 """
 
 import json
-import time
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from coca_mindspeed.config.schema import MethodConfig
 from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import credit, gradient_norms
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MEDDLING = "tests.integration.verl.meddling"
@@ -56,8 +56,7 @@ def resumed(warm, tmp_path_factory):
     config = tiny.configuration(warm, run, **keys)
     killed = loop.start(config, **keeping(run))
     tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-    while killed.running and not (tracker.is_file() and tracker.read_text() == "2"):
-        time.sleep(0.2)
+    until(lambda: not killed.running or (tracker.is_file() and tracker.read_text() == "2"), 1500)
     assert killed.running, loop.log_of(run)[-6000:]
     killed.kill()
     finished(config, **keeping(run))

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,9 @@ from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
-from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, file_of_verls_log
 from coca_mindspeed.verl.checks import MAY_BE_ABSENT, REQUIREMENTS, verl_problems
 from coca_mindspeed.verl.plan import verl_configuration
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
@@ -73,13 +72,50 @@ def test_the_plugin_is_imported_only_where_verl_needs_it():
     assert run.stdout.splitlines()[-1] == "['coca_mindspeed.verl.register']"
 
 
-def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(tmp_path: Path, monkeypatch: Any):
-    log = tmp_path / "metrics.jsonl"
+class WithoutWorkers(SyncSegmentTrainer):
+    """Our trainer as verl builds it, up to a checkpoint that holds nothing but its step; verl's stages have names."""
+
+    def __init__(self, config: DictConfig, step: int = 0) -> None:
+        super().__init__(config)
+        self.global_steps = step
+
+    def init(self) -> None:
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._load_checkpoint()
+
+    def record(self, metrics: dict[str, Any]) -> None:
+        self._compute_metrics(None, metrics, {}, global_steps=self.global_steps, epoch=0)
+
+    def evaluate(self, reward_extra_infos: dict[str, Any], **others: Any) -> dict[str, float]:
+        return self._val_metrics_update([], [], reward_extra_infos, [], **others)
+
+
+@pytest.fixture
+def without_workers(tmp_path: Path, monkeypatch: Any) -> Callable[..., WithoutWorkers]:
+    """Makes one, from the arguments of ``tiny.configuration``."""
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda _: None)
+    tiny.write_model(tmp_path / "model")
+    tiny.write_questions(tmp_path, "coca", train=40, evaluate=4)
+
+    def make(step: int = 0, **keys: Any) -> WithoutWorkers:
+        tiny.configuration(tmp_path, tmp_path / "run", **keys)
+        trainer = WithoutWorkers(composed(tmp_path / "run", "run"), step)
+        trainer.init()
+        return trainer
+
+    return make
+
+
+def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(
+    without_workers: Callable[..., WithoutWorkers], tmp_path: Path, monkeypatch: Any
+):
+    log = tmp_path / "logs" / "metrics.jsonl"
+    log.parent.mkdir()
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
 
     def start(step: int, until: int) -> None:
-        trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
-        trainer._earlier = MetricsBeforeResume(file_of_verls_log("coca", "run"), step)
+        trainer = without_workers(step)
         trainer.logger = Tracking("coca", "run", ["console", "file"])
         trainer.on_validate_begin()
         trainer.on_train_begin()
@@ -94,7 +130,7 @@ def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(tmp_path: Pat
     after = log.read_bytes().splitlines()
     assert [json.loads(line)["step"] for line in after] == [1, 2, 3, 4, 5, 6, 7]
     assert after[:3] == before[:3]
-    assert list(tmp_path.iterdir()) == [log]
+    assert list(log.parent.iterdir()) == [log]
 
 
 def test_the_estimator_names_the_trainer_mode_where_another_trainer_asks():
@@ -196,7 +232,9 @@ def test_an_edited_contract_is_refused_and_another_text_is_a_warning(
 
 
 @pytest.mark.parametrize("others", [{}, {"expected_acc_counts": {("sums", "acc"): 2}}])
-def test_a_validation_passes_on_what_this_verl_gives(monkeypatch: Any, tmp_path: Path, others: dict[str, Any]):
+def test_a_validation_passes_on_what_this_verl_gives(
+    without_workers: Callable[..., WithoutWorkers], monkeypatch: Any, others: dict[str, Any]
+):
     """``expected_acc_counts`` is new in 0.9.1: ours works with a verl that has it and with one that has not."""
     given = []
     monkeypatch.setattr(
@@ -204,26 +242,26 @@ def test_a_validation_passes_on_what_this_verl_gives(monkeypatch: Any, tmp_path:
         "_val_metrics_update",
         lambda _self, *arguments, **named: given.append((len(arguments), named)) or {},
     )
-    trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
-    trainer.config = OmegaConf.create({"trainer": {}})
-    trainer._settings = VerlSettings(broken_groups=1)
-    report = columns(0.5, Outcome.RIGHT)
-    found = trainer._val_metrics_update(
-        [], [], {name: [value] for name, value in report.items()} | {"reward": [1.0]}, [], **others
-    )
+    trainer = without_workers(coca__broken_groups=1)
+    report = {name: [value] for name, value in columns(0.5, Outcome.RIGHT).items()}
+    found = trainer.evaluate(report | {"reward": [1.0]}, **others)
     assert given == [(4, others)]
     assert found["eval/missing"] == (1 if others else 0)
     assert found["eval/accuracy"] == 1
 
 
-def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypatch: Any, capsys: Any):
+def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(
+    without_workers: Callable[..., WithoutWorkers], monkeypatch: Any, capsys: Any
+):
     """Through verl's own aggregation; the last step's validation counts with its step."""
-    settings = VerlSettings(broken_groups=1)
-    trainer = SyncSegmentTrainer.__new__(SyncSegmentTrainer)
-    trainer.config = OmegaConf.create({"data": {"train_batch_size": 2}})
-    trainer.trainer_mode, trainer.parameter_sync_step, trainer.steps_per_epoch = "separate_async", 2, 100
-    trainer._settings, trainer._health, trainer._questions = settings, HealthWarnings(), 200
-    trainer.prepare_step = dict
+    actor = {"ppo_mini_batch_size": 1, "ppo_micro_batch_size_per_gpu": 8}
+    trainer = without_workers(
+        coca__broken_groups=1,
+        data__train_batch_size=2,
+        actor_rollout_ref__rollout__log_prob_micro_batch_size_per_gpu=8,
+        **{f"actor_rollout_ref__actor__{key}": value for key, value in actor.items()},
+    )
+    trainer.trainer_mode, trainer.parameter_sync_step, trainer.prepare_step = "separate_async", 2, dict
     # The second mini-batch has four times the tokens.
     verdicts = {0: Outcome.RIGHT, 1: Outcome.WRONG}
     failed = [0, 1]
@@ -235,7 +273,7 @@ def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypa
         rows = [columns(0.5, verdicts[number])] * 2
         tags: list[dict[str, Any]] = [{}, {}]
         scored = {"keys": keys, "tags": tags, "rows": rows, "response_lengths": torch.tensor([5, 5]), "group": 2}
-        self._scored.append(score_step(**scored, prompts=1, settings=settings, stage=0))
+        self.scored.append(score_step(**scored, prompts=1, settings=VerlSettings(broken_groups=1), stage=0))
         timing_raw["adv"] = timing_raw.get("adv", 0) + 1.5
         metrics |= {f"actor/segment_sums/answer/{name}": value for name, value in sums[number].items()}
         metrics |= {"training/rollout_failure/evicted_samples": failed[number]}
@@ -248,11 +286,12 @@ def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(monkeypa
         trainer.step(found, {})
         if trainer.global_steps == 5:
             found |= {"held_out/accuracy": 0.0, "held_out/confidence": 1.0, "held_out/gap_error": 0.01}
-        trainer._compute_metrics(None, found, {}, global_steps=trainer.global_steps, epoch=0)
+        trainer.record(found)
     assert found["rollout/ece"] == 0.0  # 0.5 in each mini-batch
     assert found["first_sight/gap_error"] == pytest.approx(0.5)  # undefined in each
     assert found["answer/kl"] == pytest.approx(15 / 50)
     assert found["seconds/advantage"] == 3.0
+    assert found["rollout/times_asked"] == 1.0
     assert found["group/broken"] == 1
     assert not [name for name in found if "segment_sums" in name]
     assert "held-out" in capsys.readouterr().err

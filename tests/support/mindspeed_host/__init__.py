@@ -46,8 +46,9 @@ def _compile_nothing(module: Any) -> None:
 
 def _load_without_gradients(module: Any) -> None:
     """Megatron copies into the optimizer's weights, which in float32 are the model's own and require gradients."""
-    original = module.DistributedOptimizer._set_main_param_and_optimizer_states
-    module.DistributedOptimizer._set_main_param_and_optimizer_states = torch.no_grad()(original)
+    optimizer: Any = module.DistributedOptimizer
+    original = optimizer._set_main_param_and_optimizer_states  # noqa: SLF001  Megatron's only step that does so
+    optimizer._set_main_param_and_optimizer_states = torch.no_grad()(original)  # noqa: SLF001
 
 
 class _AclRuntime:

@@ -21,14 +21,14 @@ class _DeviceNames(TorchFunctionMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._device = device
+        self.device = device
         self._foreign = {"npu"} if device.type == "cuda" else {"npu", "cuda"}
 
     def _translate(self, value: Any) -> Any:
         if isinstance(value, str) and value.partition(":")[0] in self._foreign:
-            return self._device
+            return self.device
         if isinstance(value, torch.device) and value.type in self._foreign:
-            return self._device
+            return self.device
         return value
 
     def __torch_function__(
@@ -39,7 +39,7 @@ class _DeviceNames(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             if func is torch.Tensor.type and len(args) == 1 and not kwargs:
@@ -126,7 +126,7 @@ def _answers_of_a_cpu() -> dict[str, Any]:
 def host_device() -> torch.device:
     """The GPU if there is one, else the CPU."""
     if _installed is not None:
-        return _installed._device
+        return _installed.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -134,7 +134,7 @@ def install() -> torch.device:
     """Translate device names from now on, on this thread; returns the device that they mean.  Idempotent."""
     global _installed
     if _installed is not None:
-        return _installed._device
+        return _installed.device
     import torch._dynamo  # it registers every function of torch.cuda once, as they were
 
     device = host_device()

@@ -36,7 +36,8 @@ def initialize() -> None:
     groups = [torch.distributed.new_group([member]) for member in range(world)]
     _group = _RankGroup(device_group=groups[rank], first_rank=rank)
     state = importlib.import_module("mindspeed_rl.models.rollout.vllm_adapter.vllm_parallel_state")
-    state._TP_GROUP_RANKS = [[member] for member in range(world)]  # type: ignore[attr-defined]
+    # MindSpeed-RL's, which nothing public sets but vLLM's groups.
+    state._TP_GROUP_RANKS = [[member] for member in range(world)]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _own_group() -> _RankGroup:

@@ -85,8 +85,8 @@ def _wrap(hooks: list[Hook], module: Any) -> None:
 
 
 def _remove_aimv2(module: Any) -> None:
-    """Remove a configuration name that transformers uses and vLLM registers again."""
-    module.CONFIG_MAPPING._mapping.pop("aimv2", None)
+    """Remove a configuration name that transformers uses and vLLM registers again; nothing public removes one."""
+    module.CONFIG_MAPPING._mapping.pop("aimv2", None)  # noqa: SLF001
 
 
 def _name_shared_memory(_module: Any) -> None:

@@ -41,20 +41,20 @@ class Shard:
 def local_shard(chunks: Iterable[Any], tensor_rank: int) -> Shard:
     """A copy of this rank's parameters as they are now, on the CPU; ``chunks`` hold a ``GPTModel``, wrapped or not."""
     # Megatron's parameters are views into one buffer; a view is sent to other ranks with all that is behind it.
-    return Shard(tensor_rank, {name: p.detach().clone().cpu() for name, p in _named_parameters(chunks)})
+    return Shard(tensor_rank, {name: p.detach().clone().cpu() for name, p in named_parameters(chunks)})
 
 
 def load_shard(chunks: Iterable[Any], state: Mapping[str, Tensor], layout: "Layout", tensor_rank: int) -> None:
     """Copy one rank's part of a Hugging Face state dict into its Megatron parameters."""
     with torch.no_grad():
-        for name, parameter in _named_parameters(chunks):
+        for name, parameter in named_parameters(chunks):
             value = layout.cut(name, state, tensor_rank)
             if value.shape != parameter.shape:
                 raise ConfigError(f"{name}: Megatron has {tuple(parameter.shape)}, the weights {tuple(value.shape)}")
             parameter.copy_(value)
 
 
-def _named_parameters(chunks: Iterable[Any]) -> Iterable[tuple[str, Tensor]]:
+def named_parameters(chunks: Iterable[Any]) -> Iterable[tuple[str, Tensor]]:
     for chunk in chunks:
         model = chunk
         while hasattr(model, "module"):

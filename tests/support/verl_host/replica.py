@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 _GATHER_SECONDS = 0.05  # in which requests that belong together arrive
+_ABORT_SECONDS = 10.0  # in which requests of the next step arrive, if there is one
 _AT_ONCE = 256
 
 
@@ -29,7 +31,12 @@ class _Request:
 
 
 class HostServer:
-    """The actor: gathers requests for a moment, and samples them together."""
+    """The actor: gathers requests for a moment, and samples them together.
+
+    Attributes:
+        model: the policy.
+        step: of the weights that it has; None before those of training have come.
+    """
 
     def __init__(self, path: str, max_new_tokens: int, seed: int) -> None:
         """Load the model in a Hugging Face directory; the weights of training come later."""
@@ -37,22 +44,23 @@ class HostServer:
 
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
         self._pad, self._eos = tokenizer.pad_token_id, tokenizer.eos_token_id
         self._max_new_tokens = max_new_tokens
-        self._step: int | None = None
+        self.step: int | None = None
         self._waiting: list[_Request] = []
+        self._asked = asyncio.Event()  # a request waits
         self._open = asyncio.Event()  # closed by an abort, until generation goes on
         self._open.set()
         self._sampling: asyncio.Task[None] | None = None
 
     async def load(self, weights: Mapping[str, torch.Tensor], step: int | None) -> None:
         """Take the weights of a step."""
-        result = self._model.load_state_dict(dict(weights), strict=False)  # tied weights come once
+        result = self.model.load_state_dict(dict(weights), strict=False)  # tied weights come once
         if result.unexpected_keys:
             raise ValueError(f"weights of another model: {result.unexpected_keys[:3]}")
-        self._step = step
+        self.step = step
 
     async def generate(
         self, request_id: str, prompt_ids: Iterable[int], sampling_params: Mapping[str, Any], **_others: Any
@@ -61,6 +69,7 @@ class HostServer:
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         limit = int(sampling_params.get("max_tokens", self._max_new_tokens))
         self._waiting.append(_Request(list(prompt_ids), float(sampling_params.get("temperature", 1.0)), limit, answer))
+        self._asked.set()
         if self._sampling is None or self._sampling.done():
             self._sampling = asyncio.create_task(self._sample_waiting())
         return await answer
@@ -78,8 +87,10 @@ class HostServer:
         temperature = self._waiting[0].temperature
         batch = [request for request in self._waiting if request.temperature == temperature][:_AT_ONCE]
         self._waiting = [request for request in self._waiting if request not in batch]
+        if not self._waiting:
+            self._asked.clear()
         try:
-            outputs = self._sample([request.prompt for request in batch], temperature)
+            outputs = self.sample([request.prompt for request in batch], temperature)
         except Exception as failure:  # noqa: BLE001  whoever asked is told
             for request in batch:
                 request.answer.set_exception(failure)
@@ -96,10 +107,10 @@ class HostServer:
         Those of the next step are dispatched by now, so a moment of waiting has some to interrupt in every run.
         """
         self._open.clear()
-        for _ in range(100):
-            if self._waiting:
-                break
-            await asyncio.sleep(0.1)
+        if not self._waiting:
+            with suppress(asyncio.TimeoutError):  # the run ends with this step
+                await asyncio.wait_for(self._asked.wait(), _ABORT_SECONDS)
+                await asyncio.sleep(_GATHER_SECONDS)
         self._answer_waiting(aborted=True)
 
     async def resume_generation(self) -> None:
@@ -107,9 +118,9 @@ class HostServer:
         self._open.set()
 
     @torch.no_grad()
-    def _sample(self, prompts: list[list[int]], temperature: float) -> list[TokenOutput]:
+    def sample(self, prompts: list[list[int]], temperature: float) -> list[TokenOutput]:
         width = max(map(len, prompts))
-        result = self._model.generate(
+        result = self.model.generate(
             input_ids=torch.tensor([[self._pad] * (width - len(p)) + p for p in prompts]),
             attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
             do_sample=True,
@@ -130,7 +141,7 @@ class HostServer:
                 token_ids=row[:length],
                 log_probs=values[:length],
                 stop_reason="completed",
-                extra_fields={"global_steps": self._step},
+                extra_fields={"global_steps": self.step},
             )
             for row, values in zip(tokens.tolist(), chosen.tolist(), strict=True)
             for length in [row.index(self._eos) + 1 if self._eos in row else len(row)]
