@@ -1,4 +1,7 @@
-"""Grades 4 right programs that each use most of their processes, and prints the reports.  Standard library only."""
+"""Grades 4 right programs that each use most of their processes, and prints the reports.  Standard library only.
+
+They sleep so that their processes exist at the same time: programs in different sandboxes cannot wait for each other.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -151,7 +151,7 @@ def command(output, *more):
 def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys, no_pictures, number):
     def interrupted(*_, **__):
         os.kill(os.getpid(), number)
-        time.sleep(5)
+        time.sleep(5)  # the handler interrupts it
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patched:

@@ -47,7 +47,7 @@ def free_port():
         return int(listener.getsockname()[1])
 
 
-def run_ranks(module, argument, world_size, log, timeout=300, **variables):
+def run_ranks(module, argument, world_size, log, timeout=800, **variables):
     """Run ``python -m module argument`` as ``world_size`` ranks; fail with the log's end if one of them does."""
     port = str(free_port())
     with log.open("wb") as output:
