@@ -36,6 +36,9 @@ SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
 UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
 
+# Each request has a connection of its own.
+http = httpx.Client(timeout=CLIENT_SECONDS, limits=httpx.Limits(max_keepalive_connections=0))
+
 
 def client(url, key="none"):
     return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=CLIENT_SECONDS)
@@ -272,7 +275,7 @@ def proxy_process(directory, engine, **sections):
 
     def listens():
         try:
-            return httpx.get(f"{url}/models").status_code == 200
+            return http.get(f"{url}/models").status_code == 200
         except httpx.ConnectError:
             return False
 

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.client import HTTPResponse
 
-import httpx
 import openai
 import pytest
 
@@ -18,6 +17,7 @@ from tests.router.servers_for_tests import (
     ask,
     before,
     event,
+    http,
     logged,
     raw_post,
     routed,
@@ -79,7 +79,7 @@ def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, t
     with routed(FakeEngine(*SURE, **fault), log={"directory": str(tmp_path)}) as (url, _):
         with pytest.raises(openai.APIError):
             list(ask(url, stream=True))
-        raw = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": True}).text
+        raw = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": True}).text
     assert "[DONE]" not in raw
     assert '"finish_reason": "stop"' not in raw
     assert json.loads(raw.strip().splitlines()[-1].removeprefix("data: "))["error"]["type"] == "server_error"
@@ -174,7 +174,7 @@ def test_an_answer_after_a_failure_says_so():
 )
 def test_readiness_is_that_of_the_backends_which_can_answer(policy, status):
     with routed(FakeEngine(*SURE), FakeEngine("LARGE"), small_backend=DOWN, **policy) as (url, _):
-        found = httpx.get(f"{url.removesuffix('/v1')}/ready")
+        found = http.get(f"{url.removesuffix('/v1')}/ready")
     assert found.status_code == status
     assert found.json()["status"] == ("ready" if status == 200 else "unready")
     assert found.json()["backends"]["small"] == "ClientConnectorError"  # and no address, which everybody would see
@@ -184,7 +184,7 @@ def test_readiness_is_that_of_the_backends_which_can_answer(policy, status):
 def test_no_backend_no_readiness():
     with routed(FakeEngine(*SURE), small_backend=DOWN) as (url, _):
         root = url.removesuffix("/v1")
-        assert (httpx.get(f"{root}/ready").status_code, httpx.get(f"{root}/health").status_code) == (503, 200)
+        assert (http.get(f"{root}/ready").status_code, http.get(f"{root}/health").status_code) == (503, 200)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1", 200), ("", 503)])
@@ -195,7 +195,7 @@ def test_a_server_without_chats_at_its_address_is_not_ready(path, status):
         small.served() as address,
         routed(small, small_backend={"url": address.removesuffix("/v1") + path}) as (url, _),
     ):
-        found = httpx.get(f"{url.removesuffix('/v1')}/ready")
+        found = http.get(f"{url.removesuffix('/v1')}/ready")
     assert found.status_code == status
     problem = found.json()["backends"]["small"]
     assert problem is None if status == 200 else "backends.small.url" in problem and "127.0.0.1" not in problem
@@ -248,7 +248,7 @@ BAD_BODIES = {
 
 def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
     small = FakeEngine(*SURE)
-    with routed(small, limits={"request_bytes": 1_000_000}) as (url, _), httpx.Client() as http:
+    with routed(small, limits={"request_bytes": 1_000_000}) as (url, _):
         for name, body in BAD_BODIES.items():
             answer = http.post(f"{url}/chat/completions", content=body, headers=JSON)
             assert answer.status_code == 400, name
@@ -275,7 +275,7 @@ def test_a_body_that_never_ends_frees_its_place():
     with routed(small, limits={"concurrent": 1, "body_s": 20 * TICK}) as (url, proxy):
         with raw_post(url, b"{", length=100) as connection:
             until(lambda: proxy.running == 1)
-            assert httpx.post(f"{url}/chat/completions", json={}).status_code == 429
+            assert http.post(f"{url}/chat/completions", json={}).status_code == 429
             answer = HTTPResponse(connection)
             answer.begin()
             assert (answer.status, json.load(answer)["error"]["code"]) == (408, "request_timeout")
@@ -290,7 +290,7 @@ def test_an_internal_error_has_openais_form(stream, monkeypatch):
 
     with routed(FakeEngine(*SURE)) as (url, proxy):
         monkeypatch.setattr("coca_router.router.decide", broken)
-        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": stream})
+        answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": stream})
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal_error"
         assert "secret" not in answer.text

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.router.servers_for_tests import (
+    CLIENT_SECONDS,
     QUESTION,
     SURE,
     TICK,
@@ -17,6 +18,7 @@ from tests.router.servers_for_tests import (
     FakeEngine,
     RawEngine,
     address,
+    http,
     proxy_process,
     routed,
     served_in_background,
@@ -58,7 +60,7 @@ def test_heads_are_bounded_in_size_and_time(name, impatient):
         with contextlib.suppress(ConnectionError):  # it is closed while the rest of a large head is on its way
             connection.sendall(HEADS[name])
             assert status_of(connection) is None
-        assert httpx.get(f"{impatient}/models").status_code == 200
+        assert http.get(f"{impatient}/models").status_code == 200
 
 
 def test_a_slow_second_request_on_a_connection_is_ended_too(impatient):
@@ -72,10 +74,10 @@ def test_a_slow_second_request_on_a_connection_is_ended_too(impatient):
 def test_the_number_of_connections_is_bounded():
     with routed(FakeEngine(*SURE)) as (_, proxy), served_in_background(proxy.app(), connections=5) as url:
         connections = [socket.create_connection(address(url), timeout=30) for _ in range(5)]
-        until(lambda: httpx.get(f"{url}/models").status_code == 503)
+        until(lambda: http.get(f"{url}/models").status_code == 503)
         for connection in connections:
             connection.close()
-        until(lambda: httpx.get(f"{url}/models").status_code == 200)
+        until(lambda: http.get(f"{url}/models").status_code == 200)
 
 
 def headers(**more):
@@ -107,7 +109,7 @@ PAGES = [
 def test_a_web_page_cannot_use_a_proxy_without_a_key(key):
     listen = {"hosts": ["router.lan"], "origins": ["http://page.lan"], "api_key_env": key and "KEY"}
     small = FakeEngine(*SURE)
-    with routed(small, listen=listen, environment={"KEY": "secret"}) as (url, _), httpx.Client() as http:
+    with routed(small, listen=listen, environment={"KEY": "secret"}) as (url, _):
         for sent, status in PAGES:
             if key:  # which no page has
                 sent, status = {**sent, "authorization": f"Bearer {key}"}, 415 if status == 415 else 200
@@ -126,7 +128,7 @@ def test_a_preflight_is_answered_before_the_key_is_checked(key):
     with routed(FakeEngine(*SURE), listen=listen, environment={"KEY": "secret"}) as (url, _):
         for origin, method, status in ((PAGE, "POST", 200), (PAGE, "PUT", 400), ("http://e", "POST", 400)):
             asked = {"origin": origin, "access-control-request-method": method, "access-control-request-headers": ASKED}
-            answer = httpx.options(f"{url}/chat/completions", headers=asked)
+            answer = http.options(f"{url}/chat/completions", headers=asked)
             assert answer.status_code == status
             assert answer.headers.get("access-control-allow-origin") == (PAGE if origin == PAGE else None)
             if status == 200:
@@ -137,7 +139,10 @@ def test_a_preflight_is_answered_before_the_key_is_checked(key):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_page_may_read_answers_and_errors(streamed, monkeypatch):
     sent = {"origin": PAGE}
-    with routed(FakeEngine(*SURE), listen={"origins": [PAGE]}) as (url, _), httpx.Client(headers=sent) as http:
+    with (
+        routed(FakeEngine(*SURE), listen={"origins": [PAGE]}) as (url, _),
+        httpx.Client(headers=sent, timeout=CLIENT_SECONDS) as http,
+    ):
         body = {**BODY, "stream": streamed}
         answers = [http.post(f"{url}/chat/completions", json=b) for b in (body, {**body, "model": "gpt"})]
         monkeypatch.setattr("coca_router.router.decide", None)
@@ -154,15 +159,15 @@ def test_labels_have_a_key_of_their_own(tmp_path):
         id_ = "none"
         for key, chat, admin in (("chat", 200, 401), ("admin", 401, 200), ("x", 401, 401)):
             shown = {"authorization": f"Bearer {key}"}
-            answer = httpx.post(f"{url}/chat/completions", json=BODY, headers=shown)
+            answer = http.post(f"{url}/chat/completions", json=BODY, headers=shown)
             assert answer.status_code == chat
             id_ = answer.json().get("id", id_)
-            label = httpx.post(f"{url}/coca/labels", json={"id": id_, "correct": True}, headers=shown)
+            label = http.post(f"{url}/coca/labels", json={"id": id_, "correct": True}, headers=shown)
             assert label.status_code == admin
 
 
 def test_bad_labels(tmp_path):
-    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _), httpx.Client() as http:
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _):
         for body in (
             *(b"[" * 9000, b"{", b"[]", b'{"id": "x"}', b'{"id": 7, "correct": true}', b'{"id": "x", "correct": 1}'),
             *(b'{"id": "x", "correct": true, "more": 1}', b"\xff"),
@@ -175,11 +180,7 @@ def test_bad_labels(tmp_path):
 @pytest.mark.parametrize("drain", [20, 5 * TICK])
 def test_at_sigterm_requests_end_or_get_an_error(drain, tmp_path):
     answers, begun, backend = {}, [], RawEngine(stream(WHOLE[:-60], 20 * TICK, WHOLE[-60:]), close=False)
-    with (
-        backend.served() as engine,
-        proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
-        httpx.Client(timeout=60) as http,
-    ):
+    with backend.served() as engine, proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process):
 
         def asks(streamed):
             with http.stream("POST", f"{url}/chat/completions", json={**BODY, "stream": streamed}) as answer:

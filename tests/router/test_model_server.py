@@ -5,7 +5,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-import httpx
 import openai
 import pytest
 import torch
@@ -18,7 +17,14 @@ from coca_router.config import ServingConfig
 from coca_router.model_server import ModelServer
 from coca_router.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
-from tests.router.servers_for_tests import ANSWER, QUESTION, ask, raw_post, served_in_background
+from tests.router.servers_for_tests import (
+    ANSWER,
+    QUESTION,
+    ask,
+    http,
+    raw_post,
+    served_in_background,
+)
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timing
@@ -71,7 +77,7 @@ def test_temperature_zero_takes_the_likeliest_token(policy):
 
 
 def test_a_stop_ends_the_text_and_the_generation(babbler):
-    with served_in_background(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
+    with served_in_background(ModelServer(babbler, "tiny").app()) as url:
         body = {"model": "tiny", "messages": QUESTION, "seed": 1, "max_tokens": 40, "return_token_ids": True}
         plain = http.post(f"{url}/chat/completions", json=body).json()["choices"][0]
         stop = plain["message"]["content"][5:7]
@@ -89,7 +95,6 @@ def test_a_client_that_leaves_frees_its_place(babbler):
         # Slow enough that the first is not done before the others have come, however busy the machine is.
         stack.callback(babbler.model.model.register_forward_pre_hook(lambda *_: time.sleep(0.03)).remove)
         url = stack.enter_context(served_in_background(server.app()))
-        http = stack.enter_context(httpx.Client(timeout=30))
 
         def started():
             return raw_post(url, json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode())
@@ -123,7 +128,7 @@ def test_a_template_that_refuses_the_messages_is_the_clients_error(policy, monke
             values = {"backends": {"a": {"url": url, "model": "coca"}}, "tiers": [tier]}
             url = stack.enter_context(served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()))
         for messages, status in ((QUESTION, 200), (QUESTION * 2, 400)):
-            answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": messages}, timeout=30)
+            answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": messages})
             assert answer.status_code == status
         assert "roles must alternate" in answer.json()["error"]["message"]
 

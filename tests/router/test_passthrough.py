@@ -2,10 +2,19 @@
 
 import json
 
-import httpx
 import pytest
 
-from tests.router.servers_for_tests import QUESTION, SURE, FakeEngine, ask, client, labelled, logged, routed
+from tests.router.servers_for_tests import (
+    QUESTION,
+    SURE,
+    FakeEngine,
+    ask,
+    client,
+    http,
+    labelled,
+    logged,
+    routed,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -54,9 +63,9 @@ def test_such_requests_reach_the_tier_as_they_are(tier, tmp_path):
     with routed(small, FakeEngine("LARGE"), small_tier=tier, log={"directory": str(tmp_path)}) as (url, _):
         for more in PASSED:
             body = {"model": "coca@0.7", "messages": QUESTION, **more}
-            answer = httpx.post(f"{url}/chat/completions", json=body).json()
+            answer = http.post(f"{url}/chat/completions", json=body).json()
             label = {"id": answer["id"], "correct": True}
-            assert httpx.post(f"{url}/coca/labels", json=label).status_code == 200
+            assert http.post(f"{url}/coca/labels", json=label).status_code == 200
             given = {name: value for name, value in body.items() if name != "model"}
             assert {name: small.requests[-1][name] for name in given} == given
             assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
@@ -108,7 +117,7 @@ def test_numbers_that_are_not_finite_are_refused(name, number):
     small = FakeEngine(*SURE)
     with routed(small, small_tier={"passthrough": True}) as (url, _):
         body, kind = f'{{"model": "coca", {more}}}', {"content-type": "application/json"}
-        answer = httpx.post(f"{url}/chat/completions", content=body, headers=kind)
+        answer = http.post(f"{url}/chat/completions", content=body, headers=kind)
     assert (answer.status_code, small.requests) == (400, [])
 
 
@@ -116,5 +125,5 @@ def test_other_parameters_stay_refused():
     small = FakeEngine(*SURE)
     with routed(small, small_tier={"passthrough": True}) as (url, _):
         for more in REFUSED:
-            answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
+            answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
             assert (answer.status_code, small.requests) == (400, [])

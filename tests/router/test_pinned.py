@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from coca_router.calibrate import fit_map
 from coca_router.calibration import Calibration, Identity, certify, prompt_hash
 from coca_router.cli import main
 from coca_router.config import ServingConfig, tier_policies
-from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, routed
+from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, http, routed
 
 
 def calibrated(
@@ -68,13 +67,13 @@ def test_other_parameters_are_refused_and_the_pinned_ones_sent(kind, tmp_path):
     tier = {**KINDS[kind], kind: str(tmp_path / "m.json")}
     with routed(small, FakeEngine("L"), small_tier=tier) as (url, _):
         for more, refused in PARAMETERS:
-            answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
+            answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
             if refused is None:
                 assert (answer.status_code, answer.json()["coca"]["tier"]) == (200, "small"), more
             else:
                 assert (answer.status_code, answer.json()["error"]["param"]) == (400, refused), more
         at_threshold = {"model": "coca@0.1", "messages": QUESTION}
-        answer = httpx.post(f"{url}/chat/completions", json=at_threshold)
+        answer = http.post(f"{url}/chat/completions", json=at_threshold)
         assert answer.status_code == (400 if kind == "certificate" else 200)
     for body in small.requests:
         sent = {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -94,7 +93,7 @@ def test_a_limit_that_is_pinned_is_sent_and_no_shorter_one_accepted(tmp_path):
             ({"max_tokens": 99}, 400),
         ):
             body = {"model": "coca", "messages": QUESTION, **more}
-            assert httpx.post(f"{url}/chat/completions", json=body).status_code == status
+            assert http.post(f"{url}/chat/completions", json=body).status_code == status
     assert {body["max_tokens"] for body in small.requests} == {132}
 
 

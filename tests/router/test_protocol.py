@@ -3,7 +3,6 @@
 import itertools
 import json
 
-import httpx
 import openai
 import pytest
 
@@ -22,6 +21,7 @@ from tests.router.servers_for_tests import (
     chunk,
     client,
     event,
+    http,
     logged,
     routed,
     stream,
@@ -228,7 +228,7 @@ REFUSED = [(more, refused) for more, refused in PARAMETERS if refused] + [({"mes
 
 def test_parameters_of_clients():
     small = FakeEngine(*SURE)
-    with routed(small) as (url, _), httpx.Client() as http:
+    with routed(small) as (url, _):
         for more in ACCEPTED:
             answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, **more})
             assert answer.status_code == 200, (more, answer.text)
@@ -245,11 +245,11 @@ def test_parameters_of_clients():
 def test_answers_have_the_fields_of_openais():
     with routed(FakeEngine(*SURE)) as (url, _):
         body = {"model": "coca", "messages": QUESTION}
-        [choice] = httpx.post(f"{url}/chat/completions", json=body).json()["choices"]
+        [choice] = http.post(f"{url}/chat/completions", json=body).json()["choices"]
         assert choice["message"] == {"role": "assistant", "content": "Forty-two.", "refusal": None}
         assert choice["logprobs"] is None
         counted = {"stream": True, "stream_options": {"include_usage": True}}
-        text = httpx.post(f"{url}/chat/completions", json={**body, **counted}).text
+        text = http.post(f"{url}/chat/completions", json={**body, **counted}).text
         *chunks, last = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
         assert all(c["usage"] is None and c["choices"][0]["logprobs"] is None for c in chunks)
         assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"], last["choices"]) == (7, 2, [])
@@ -271,7 +271,7 @@ def test_a_threshold_by_the_models_name():
 
 def post(url, stream):
     body = {"model": "coca", "messages": QUESTION, "stream": stream}
-    return httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    return http.post(f"{url}/chat/completions", json=body)
 
 
 def texts(answer):
@@ -303,7 +303,7 @@ def test_a_request_larger_than_a_megabyte_arrives_whole():
     small = FakeEngine(*SURE)
     question = [{"role": "user", "content": "é" * 1_500_000}]
     with routed(small) as (url, _):
-        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": question}, timeout=60)
+        answer = http.post(f"{url}/chat/completions", json={"model": "coca", "messages": question})
     assert answer.status_code == 200
     assert small.requests[0]["messages"][-1]["content"] == question[0]["content"]
 

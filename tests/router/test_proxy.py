@@ -3,7 +3,6 @@
 import json
 import math
 
-import httpx
 import openai
 import pytest
 
@@ -16,6 +15,7 @@ from tests.router.servers_for_tests import (
     FakeEngine,
     ask,
     client,
+    http,
     labelled,
     logged,
     routed,
@@ -118,7 +118,7 @@ def test_the_log_prob_of_the_answer_decides(
         fields = pieces[-1].coca if stream else answer.coca
         if text is not None:
             label = {"id": pieces[0].id if stream else answer.id, "correct": True}
-            assert httpx.post(f"{url}/coca/labels", json=label).status_code == 200
+            assert http.post(f"{url}/coca/labels", json=label).status_code == 200
     assert given == (text or "LARGE")
     assert small.requests[0]["logprobs"] is True
     assert (small.requests[0]["messages"] == QUESTION) == (tier is PLAIN)
@@ -228,9 +228,9 @@ def test_keys_of_a_tier(limit, tier):
 def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     with routed(FakeEngine(*SURE), FakeEngine("L"), log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, extra_headers={"x-coca-domain": "sums"}).id for _ in range(2)]
-        answer = httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
+        answer = http.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
         assert answer.json() == {"id": ids[0], "correct": False}
-        assert httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False}).status_code == 404
+        assert http.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False}).status_code == 404
     text = json.dumps(logged(tmp_path))
     assert "6 times 7" not in text
     assert "Forty" not in text
@@ -239,8 +239,8 @@ def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     assert (prediction.dataset, prediction.model, prediction.tokens_to_confidence) == ("sums", "small", 5)
     # A proxy that starts again still knows the other answer.
     with routed(FakeEngine(*SURE), log={"directory": str(tmp_path), "texts": True}) as (url, _):
-        assert httpx.post(f"{url}/coca/labels", json={"id": ids[1], "correct": True}).status_code == 200
-        assert httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": True}).status_code == 404
+        assert http.post(f"{url}/coca/labels", json={"id": ids[1], "correct": True}).status_code == 200
+        assert http.post(f"{url}/coca/labels", json={"id": ids[0], "correct": True}).status_code == 404
         ask(url)
     assert len(labelled(tmp_path)) == 2
     last = logged(tmp_path)[-1]
@@ -263,7 +263,7 @@ def test_a_label_counts_for_the_confidence_of_a_whole_answer_that_states_it(
 ):
     sections = {**sections, "log": {"directory": str(tmp_path)}, "small_backend": {"dialect": "vllm"}}
     with routed(FakeEngine(*chunks), FakeEngine("L"), **sections) as (url, _):
-        assert httpx.post(f"{url}/coca/labels", json={"id": ask(url, **options).id, "correct": True}).is_success
+        assert http.post(f"{url}/coca/labels", json={"id": ask(url, **options).id, "correct": True}).is_success
     [prediction] = labelled(tmp_path)
     assert (prediction.confidence, prediction.correct) == (of_label, True)
     assert (prediction.tokens_to_confidence is None) == (of_label is None)
@@ -279,13 +279,13 @@ def test_keys(tmp_path):
         for wrong in ("none", "s3cre", "s3cret2"):
             with pytest.raises(openai.AuthenticationError):
                 client(url, wrong).chat.completions.create(model="coca", messages=QUESTION)
-            assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
+            assert http.get(f"{url}/models", headers={"authorization": f"Bearer {wrong}"}).status_code == 401
         assert not small.requests
         assert [m.id for m in client(url, "s3cret").models.list()] == ["coca"]
         for shown in ("bearer s3cret", "BEARER  s3cret"):
-            assert httpx.get(f"{url}/models", headers={"authorization": shown}).status_code == 200
+            assert http.get(f"{url}/models", headers={"authorization": shown}).status_code == 200
         client(url, "s3cret").chat.completions.create(model="coca", messages=QUESTION)
-        assert httpx.get(url.replace("/v1", "/health")).json()["status"] == "ok"
+        assert http.get(url.replace("/v1", "/health")).json()["status"] == "ok"
     assert small.authorizations == ["Bearer upstream-key"]
     assert "upstream-key" not in json.dumps(logged(tmp_path))
     with (

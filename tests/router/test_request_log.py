@@ -17,12 +17,14 @@ from coca_router.cli import main
 from coca_router.request_log import LogError, RequestLog
 from coca_router.trace import Trace
 from tests.router.servers_for_tests import (
+    CLIENT_SECONDS,
     QUESTION,
     SURE,
     WHOLE,
     FakeEngine,
     RawEngine,
     ask,
+    http,
     labelled,
     logged,
     proxy_process,
@@ -113,7 +115,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path):
 
 
 def test_a_full_disk_spoils_no_answer_and_is_told(tmp_path):
-    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _), httpx.Client() as http:
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _):
         health = url.replace("/v1", "/health")
         assert http.get(health).json()["status"] == "ok"
         first = ask(url).id
@@ -138,7 +140,7 @@ def test_kill_loses_no_acknowledged_record(tmp_path):
 
     def asking(url):
         body = {"model": "coca", "messages": QUESTION}
-        with httpx.Client(timeout=20) as http:
+        with httpx.Client(timeout=CLIENT_SECONDS) as http:
             try:
                 while True:
                     id_ = http.post(f"{url}/chat/completions", json=body).json()["id"]
@@ -167,7 +169,7 @@ def test_the_export_of_a_running_proxy(tmp_path, capsys):
     log = tmp_path / "log"
     with routed(FakeEngine(*SURE), log={"directory": str(log)}) as (url, _):
         ids = [ask(url).id for _ in range(2)]
-        httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
+        http.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
         config = {
             "log": {"directory": "log"},
             "backends": {"a": {"url": url, "model": "m"}},

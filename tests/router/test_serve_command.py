@@ -75,7 +75,7 @@ def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_pa
 
     def answers(host):
         try:
-            return httpx.get(f"http://{host}:{port}/health").status_code == 200
+            return httpx.get(f"http://{host}:{port}/health", timeout=60).status_code == 200
         except httpx.ConnectError:
             return False
 
