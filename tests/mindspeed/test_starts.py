@@ -2,8 +2,8 @@
 
 A row has three columns: what lies in the working directory, the command, and its results. Words are separated by
 spaces, results by ``; ``. A result is ``code|key|value`` of a problem, all of which are listed, or ``|key|value`` of an
-accepted start, as far as the row is about it. An error without a code has its class for one, and no value. Values are
-JSON.
+accepted start, as far as the row is about it. Values are JSON; absolute paths in the working directory begin with
+``./``. An error without a code has its class for one, and its "value" is a key or name that the message holds.
 
 The commands, behind environment variables as in a shell:
 
@@ -191,16 +191,17 @@ def _full_key(result: str) -> str:
 
 
 def _shown(code: str, key: str, value: Any) -> str:
-    """A result as the table has it, with paths from the working directory."""
+    """A result as the table has it."""
     text = json.dumps(value, default=str, separators=(",", ":"))
-    return f"{code}|{key}|{text}".replace(f"{Path.cwd()}/", "")
+    return f"{code}|{key}|{text}".replace(f"{Path.cwd()}/", "./")
 
 
-def _problems(error: CocaError) -> list[str]:
+def _problems(error: CocaError, name: str) -> list[str]:
     if isinstance(error, ConfigError) and error.problems:
         return [_shown(*problem[:3]) for problem in error.problems]
-    key = re.match(r"(\S+?( \S+?)?)(: |=)", str(error))
-    return [f"{type(error).__name__}|{key[1] if key else ''}|".replace(f"{Path.cwd()}/", "")]
+    message = str(error).replace(f"{Path.cwd()}/", "./")
+    key = re.match(r"(\S+?( \S+?)?)(: |=)", message)
+    return [f"{type(error).__name__}|{key[1] if key else ''}|{name if name in message else '-'}"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -226,7 +227,7 @@ def test_starts(command, tmp_path, homes, monkeypatch, capsys):
                 keys = [result.split("|")[1] for result in wanted if result.startswith("|")]
                 found = [_shown("", key, value_of(values, key)) for key in keys]
             except CocaError as error:
-                found = _problems(error)
+                found = _problems(error, expected.rpartition("|")[2])
         assert found == wanted
 
     check_rows(check, [row for row in ROWS if re.search(rf"(^| ){command}( |$)", row[1])])
