@@ -8,8 +8,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -55,10 +54,3 @@ def test_the_data_set_shows_each_iteration_its_questions(monkeypatch, shuffle):
         assert asked == [int(record.id) for step in range(samples // 4) for record in order.of_step(step)]
         tokens = [shown[position]["input_ids"].tolist() for position in range(samples)]
         assert tokens == [[7 * index] for index in asked]
-
-
-def test_a_prompt_is_never_cut(tmp_path):
-    path = tmp_path / "records.jsonl"
-    write_records(path, [_record(0)])
-    with pytest.raises(DataError, match=r"records.jsonl:1: record '0' .*max_prompt_length is 5"):
-        load_prompts(path, qwen_like(), CocaSettings(), 5)
