@@ -27,6 +27,7 @@ from coca_mindspeed.config.compose import compose_run
 
 AND = "; "  # between changes, and between results
 _PROBLEM = re.compile(r"^(?:.*?: )??([\w.-]+)(?:=(.*?))?: .*\[([\w-]+)\]$", re.MULTILINE)
+_compose = functools.cache(compose_run)  # it takes most of the time of a start without torch
 # The stages of `LocalRun`, by a function that each begins with.  Those before them need no torch.
 _STAGES = {"choose_device": "device", "load_policy": "weights", "run_preflight": "samples"}
 
@@ -51,7 +52,7 @@ def start(place: Path, arguments: list[str], changes: str) -> Started:
         patch.chdir(here)
         for change in filter(None, changes.split(AND)):
             _change(change, patch)
-        patch.setattr(config_command, "compose_run", _composed)
+        patch.setattr(config_command, "compose_run", lambda name, typed, **named: _compose(name, tuple(typed), **named))
         stages, before = _noted_stages(patch), _content(here)
         with io.StringIO() as shown, contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
             try:
@@ -64,13 +65,6 @@ def start(place: Path, arguments: list[str], changes: str) -> Started:
             if stages is None:
                 stages = ["torch" if "torch" in sys.modules else "files"]
             return Started(code, stages[-1], _content(here) != before, shown.getvalue())
-
-
-def _composed(name, overrides, **named):
-    return _composed_once(name, tuple(overrides), **named)
-
-
-_composed_once = functools.cache(compose_run)  # it takes most of the time of a start without torch
 
 
 def _content(directory: Path) -> dict[str, bytes]:
@@ -111,22 +105,28 @@ def _change(change: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def _change_file(path: Path, sign: str, text: str) -> None:
-    if sign == "=":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    elif sign == "-" and not text:
-        path.unlink(missing_ok=True)
-    elif path.suffix == ".safetensors":
-        tensors = load_file(path)
-        kept = {name: tensor for name, tensor in tensors.items() if sign == "+" or not fnmatch.fnmatch(name, text)}
-        added = {text: np.ones(3, np.float32)} if sign == "+" else {}
-        save_file({**kept, **added}, path, metadata={"format": "pt"})
-    elif path.suffix == ".json":
-        values = json.loads(path.read_text())
-        values = {**values, **json.loads(text)} if sign == "+" else {k: v for k, v in values.items() if k != text}
-        path.write_text(json.dumps(values))
-    else:
-        path.write_text(f"{path.read_text()}{text}\n")
+    match sign, path.suffix:
+        case "=", _:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        case "-", _ if not text:
+            path.unlink(missing_ok=True)
+        case "+", ".jsonl":
+            path.write_text(f"{path.read_text()}{text}\n")
+        case "+", ".json":
+            path.write_text(json.dumps({**json.loads(path.read_text()), **json.loads(text)}))
+        case "-", ".json":
+            path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != text}))
+        case "+", ".safetensors":
+            _save(path, {**load_file(path), text: np.ones(3, np.float32)})
+        case "-", ".safetensors":
+            _save(path, {k: v for k, v in load_file(path).items() if not fnmatch.fnmatch(k, text)})
+        case _:
+            raise ValueError(f"{path} {sign}")
+
+
+def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":
