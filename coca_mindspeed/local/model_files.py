@@ -191,6 +191,7 @@ def load_model_tokenizer(path: Path, config: ModelConfig, *, where: str = "model
 
     if not (path / "config.json").is_file():
         raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
+    _require_model_type(path, config, where)  # transformers 5 reports it as an error of the tokenizer
     try:
         source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
         tokenizer = AutoTokenizer.from_pretrained(path, **source)

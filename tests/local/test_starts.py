@@ -159,12 +159,12 @@ def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path
 
 
 _HOLDS = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from coca_mindspeed.utils.directories import lock_run
 with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 
