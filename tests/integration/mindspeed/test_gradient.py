@@ -34,7 +34,7 @@ from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 from tests.support.collectives import differences
 
-pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROMPTS, GROUP = 4, 8
 SEGMENTS = ("both", "confidence", "answer")
