@@ -44,10 +44,14 @@ def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:
         started = time.monotonic()
         report = sandbox.run({**job, "seconds": limit}, total_seconds=limit + 0.5)
         seconds = time.monotonic() - started
-        return {"outcome": report.outcome, "reason": report.reason, "seconds": seconds}
+        starved = report.outcome == "ungradable" and report.timed_out
+        return {"outcome": report.outcome, "reason": report.reason, "seconds": seconds, "starved": starved}
 
     with ThreadPoolExecutor(4) as threads:
-        return dict(zip(jobs, threads.map(run, jobs.values()), strict=True))
+        reports = dict(zip(jobs, threads.map(run, jobs.values()), strict=True))
+    for name in [name for name, report in reports.items() if report["starved"]]:  # once more, and not beside others
+        reports[name] = run(jobs[name])
+    return reports
 
 
 if __name__ == "__main__":
