@@ -22,7 +22,8 @@ def read_attacks(kind: str) -> "dict[str, str]":
 PROBES, HOSTILE = read_attacks("probe"), read_attacks("hostile")
 # Those whose report has to name the limit.
 MEET_A_LIMIT = {"fill_sockets": "memory", "empty_files": "files", "eat_memory_in_many_processes": "memory"}
-ENDLESS = ("fork_bomb", "loop", "print_a_gigabyte", "sleep", "sleep_at_import")
+COMPUTING = ("fork_bomb", "loop", "print_a_gigabyte")  # a very busy machine may not give them their limit
+ENDLESS = (*COMPUTING, "sleep", "sleep_at_import")
 
 
 def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:

@@ -67,7 +67,7 @@ LONGEST_SECONDS = 2 * (sandbox_module.START_SECONDS + sandbox_module.WALL_FACTOR
 def test_no_hostile_program_passes_or_outlives_its_limit(reports):
     def check(name):
         report = reports[name]
-        assert report["outcome"] == "wrong", report
+        assert report["outcome"] == "wrong" or (report["starved"] and name in sandbox_attacks.COMPUTING), report
         assert report["reason"]
         assert isinstance(report["seconds"], float)
         assert report["seconds"] < LONGEST_SECONDS, report
