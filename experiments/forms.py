@@ -50,6 +50,7 @@ _CURVE = {
     "confidence/entropy": "entropy",
     "group/no_confidence_variance_share": "equal",
 }
+_EQUAL_COLUMN = "equal from step"
 _ACCURACY_MARGIN = 0.02
 _DEFAULT = "scripts, two decimals"
 
@@ -97,7 +98,7 @@ class FormRun:
             "AUROC, products": self.measure(*products)["auroc"],
             "AUROC, sums": float(np.mean([self.measure(kind)["auroc"] for kind in sums])),
             "entropy": float(np.mean(self.curve["entropy"][-_LAST:])),
-            "equal from step": self.step_of_equal_groups,
+            _EQUAL_COLUMN: self.step_of_equal_groups,
         }
 
     @property
@@ -228,6 +229,22 @@ def by_form(runs: Iterable[FormRun]) -> dict[str, dict[int, FormRun]]:
     return {name: {run.seed: run for run in own} for name, own in itertools.groupby(ordered, key=lambda run: run.name)}
 
 
+def mean_row(own: Mapping[int, FormRun]) -> list[str]:
+    """Cells of one form: its number of seeds, and the mean of each column over the seeds where it is defined.
+
+    The last cell counts the seeds on which the groups came to state one confidence.
+    """
+    rows = [run.row for run in own.values()]
+    cells = [str(len(rows))]
+    for column in rows[0]:
+        values = [row[column] for row in rows if not math.isnan(row[column])]
+        if column == _EQUAL_COLUMN:
+            cells.append(f"{len(values)} of {len(rows)}")
+        else:
+            cells.append(_cell(column, float(np.mean(values)) if values else math.nan))
+    return cells
+
+
 def choose(forms: Mapping[str, Mapping[int, FormRun]]) -> tuple[str, list[list[str]]]:
     """The form that the rule chooses, and a row of the rule's figures for each of CoCA's forms.
 
@@ -287,8 +304,10 @@ def main() -> None:
         for name, own in forms.items()
         for seed, run in own.items()
     ]
-    first = next(iter(next(iter(forms.values())).values()))
-    print_text(markdown_table(("form", "seed", *first.row), rows))
+    columns = list(next(iter(next(iter(forms.values())).values())).row)
+    means = [[name, *mean_row(own)] for name, own in forms.items()]
+    print_text(f"Means over seeds\n\n{markdown_table(('form', 'seeds', *columns[:-1], 'equal at last'), means)}\n")
+    print_text(markdown_table(("form", "seed", *columns), rows))
     if _DEFAULT in forms:
         chosen, ruled = choose(forms)
         header = ("form", "keys changed", "accuracy", "Brier", "Brier: difference to the best (95%)", "no worse")
@@ -298,7 +317,7 @@ def main() -> None:
 def _cell(column: str, value: float) -> str:
     if math.isnan(value):
         return "--"
-    return f"{value:.0f}" if column == "equal from step" else f"{value:.3f}"
+    return f"{value:.0f}" if column == _EQUAL_COLUMN else f"{value:.3f}"
 
 
 if __name__ == "__main__":

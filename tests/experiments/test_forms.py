@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.config.schema import MethodConfig
-from experiments.forms import FormRun, by_form, choose, read_archive, write_archive
+from experiments.forms import FormRun, by_form, choose, mean_row, read_archive, write_archive
 
 PAPER = {"advantage_eps": 1e-6, "confidence_decimals": None, "separate_format": False}
 SCRIPTS = {**PAPER, "separate_format": True}
@@ -38,6 +38,16 @@ def test_figures_by_hand():
     assert math.isnan(row["AUROC, products"])
     assert row["entropy"] == pytest.approx(np.linspace(1, 0, 100)[-40:].mean())
     assert row["equal from step"] == 51  # the first window of ten steps, all of them equal
+
+
+def test_means_are_over_the_seeds_that_have_a_figure():
+    runs = [training("a", seed, SCRIPTS, confidence=c, right=r) for seed, c, r in ((0, 0.6, 8), (1, 0.9, 0))]
+    runs[1].curve["equal"][:] = 0
+    seeds, accuracy, stated, *_, auroc, right, _, _, entropy, equal = mean_row({run.seed: run for run in runs})
+    assert (seeds, accuracy, right, equal) == ("2", f"{(8 / 12 + 0) / 2:.3f}", "0.000", "1 of 2")
+    assert stated == f"{(6.2 + 9.2) / 24:.3f}"
+    assert auroc == f"{(8 * 2 + 8 * 2 / 2) / (8 * 4):.3f}"  # the second seed has no right answer
+    assert entropy == f"{np.linspace(1, 0, 100)[-40:].mean():.3f}"
 
 
 @pytest.mark.parametrize(
