@@ -152,7 +152,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def add_runs(archive: Path, runs: Path) -> None:
-    """Add the finished trained jobs below ``runs`` to the archive, which is written anew."""
+    """Add the finished trained jobs below ``runs`` to the archive, which is written anew after each."""
     contents = _contents(archive) if archive.exists() else {}
     for cell in sorted(runs.glob("*/seed_*/*/cell.json")):
         job, name = cell.parent, f"{cell.parent.parent.name}/{cell.parent.name}"
@@ -161,8 +161,8 @@ def add_runs(archive: Path, runs: Path) -> None:
         contents[f"{name}/answers.csv"] = answer(job).encode()
         contents[f"{name}/metrics.csv"] = curve_of(job).encode()
         contents[f"{name}/cell.json"] = cell.read_bytes()
+        write_archive(archive, contents)
         print_text(f"{name}: {_SAMPLES} answers to each question")
-    write_archive(archive, contents)
 
 
 def write_archive(archive: Path, contents: Mapping[str, bytes]) -> None:
