@@ -159,7 +159,8 @@ _NEARLY_ALL = 0.95
 _MOST = 0.5
 _UNGRADABLE = 0.05
 # Nats a token.  Means of five steps: .26 to .72 in runs whose confidence kept learning (6 and 11 tokens a confidence),
-# and below .1 4 to 206 steps before all rewards became equal (experiments/results/long and smollm2).
+# and below .1 4 to 397 steps before all rewards became equal (experiments/results/long, smollm2 and forms).  Behind an
+# answer it is low without that: the answer decides it.
 _LOW_ENTROPY = 0.1
 
 
