@@ -35,7 +35,7 @@ def test_the_converter_gets_the_runs_layout():
 
 
 def test_the_last_stage_there_is_is_converted(tmp_path):
-    """Whatever method the command line names; it would be the first stage's otherwise, and nobody would know."""
+    """The method on the command line does not choose the stage: a wrong one would convert an earlier model unseen."""
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="981")
     (tmp_path / "stage1" / "checkpoints").mkdir(parents=True)
     (tmp_path / "stage_of_mine").mkdir()
@@ -78,7 +78,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
 
 
 def converter_runs(output, *, weights=True, target="hf"):
-    """What MindSpeed-LLM's converter does to its --save-dir: the new folder, and then the mode of every file."""
+    """Stand in for MindSpeed-LLM's converter: it makes a folder in --save-dir, and then changes every file's mode."""
     frame = output / f"{target}.converting"
     if weights:
         write(frame / conversion.NEW_WEIGHTS / "model.safetensors", "new")
