@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class FormRun:
         chosen = np.isin(self.kinds, kinds) if kinds else np.ones(len(self.kinds), bool)
         return calibration_metrics(self.confidence[chosen], self.correct[chosen]).values
 
-    @property
+    @cached_property  # the tables and the rule use it
     def row(self) -> dict[str, float]:
         """The columns of the table; NaN where undefined."""
         products = [kind for kind in dict.fromkeys(self.kinds) if "*" in kind]
