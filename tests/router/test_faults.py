@@ -1,13 +1,19 @@
 """Engines and clients that misbehave: an error in OpenAI's form or the fallback that the policy names, never a half."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.client import HTTPResponse
 
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+import coca_router.proxy as proxy_module
 from tests.router.servers_for_tests import (
     QUESTION,
     SURE,
@@ -21,9 +27,10 @@ from tests.router.servers_for_tests import (
     logged,
     raw_post,
     routed,
+    served_in_background,
     stream,
 )
-from tests.support.waiting import until
+from tests.support.waiting import Clock, until
 
 pytestmark = pytest.mark.timing
 
@@ -103,6 +110,17 @@ def test_a_pause_that_the_engine_asked_for_is_kept():
     assert len(small.requests) == 1
 
 
+@pytest.fixture(params=["UTC", "Asia/Tokyo", "America/Lima"])
+def clock_of(request, monkeypatch):
+    """The time zone of this machine."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("clock_of")
 @pytest.mark.parametrize("zone", [timezone.utc, None])  # a date without a zone is meant as GMT
 def test_a_pause_may_be_a_date(zone):
     date = (datetime.now(timezone.utc) + timedelta(seconds=60)).replace(tzinfo=zone)
@@ -179,6 +197,27 @@ def test_readiness_is_that_of_the_backends_which_can_answer(policy, status):
     assert found.json()["status"] == ("ready" if status == 200 else "unready")
     assert found.json()["backends"]["small"] == "ClientConnectorError"  # and no address, which everybody would see
     assert found.json()["backends"]["large"] is None
+
+
+def test_backends_are_asked_for_their_readiness_at_most_once_a_second(monkeypatch):
+    """Anybody may ask the proxy, which has no key there."""
+    clock, asked = Clock(monkeypatch, proxy_module), []
+    monkeypatch.setattr(clock, "monotonic", lambda: 100.0 + clock.ahead)  # it stands still, however busy the machine
+
+    class Listing(FakeEngine):
+        def served(self):
+            async def models(request):
+                asked.append(request.method)
+                return JSONResponse({"data": []})
+
+            return served_in_background(Starlette(routes=[Route("/v1/models", models)]))
+
+    with routed(Listing()) as (url, _), ThreadPoolExecutor(8) as pool:
+        ready = f"{url.removesuffix('/v1')}/ready"
+        for looks in (1, 2):
+            answers = list(pool.map(lambda _: http.get(ready).status_code, range(8)))
+            assert (answers, asked) == ([200] * 8, ["GET"] * looks)
+            clock.ahead += 1.0
 
 
 def test_no_backend_no_readiness():

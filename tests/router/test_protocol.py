@@ -178,7 +178,30 @@ def test_tokens_are_the_engines_count_where_it_counts_them(dialect, tmp_path):
     assert logged(tmp_path)[0]["answer_tokens"] == answer.usage.completion_tokens
 
 
-KEEP_ALIVE = {"comments": b": ping\n\n", "roles": data({"choices": [{"delta": {"role": "assistant", "content": ""}}]})}
+def usage_so_far(text, tokens):
+    """A chunk of vLLM with ``continuous_usage_stats``."""
+    return data(delta(text, usage={"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_prompts_tokens_are_those_of_the_tier_that_answered(counts, tmp_path):
+    unsure = b"".join(usage_so_far(text, n) for n, text in enumerate(("<confidence>", "0.2", "</confidence>", " no"), 1))
+    small = RawEngine(stream(unsure + event("", "stop") + END), close=False)
+    answer = event("LARGE") + event("", "stop") + data({"choices": [], "usage": {**USAGE, "prompt_tokens": 5}})
+    large = RawEngine(stream(answer + END if counts else event("LARGE") + event("", "stop") + END), close=False)
+    with routed(small, large, small_backend={"dialect": "vllm"}, log={"directory": str(tmp_path)}) as (url, _):
+        given = ask(url)
+    assert given.coca["tier"] == "large"
+    assert (given.usage and given.usage.prompt_tokens) == (5 if counts else None)
+    assert logged(tmp_path)[0]["prompt_tokens"] == (5 if counts else None)
+
+
+KEEP_ALIVE = {
+    "comments": b": ping\n\n",
+    "roles": data({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
+    "usage so far": data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}),
+    "usage so far with an empty text": data(delta("", usage={"prompt_tokens": 7, "completion_tokens": 0})),
+}
 
 
 @pytest.mark.parametrize("where", ["before the first token", "between two tokens"])
