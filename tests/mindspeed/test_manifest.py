@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,20 @@ def test_hooks_of_another_rollout_engine_are_left_out(root, manifest, rollout, s
     import fake_rl.core as core
 
     assert core.score(3) == score
+
+
+@pytest.mark.parametrize(("platform", "fit"), [("npu", "fit"), ("host", "our fit")])
+@pytest.mark.parametrize("patched", [False, True])
+def test_hooks_of_another_platform_and_those_of_a_patch_are_left_out(root, manifest, platform, fit, patched):
+    """A wrapper around its own wrapper would give 300."""
+    manifest = replace(manifest, hooks=(manifest.hooks[0], replace(manifest.hooks[1], platform="host")))
+    if patched:
+        (root / "a.patch").write_text(hooks.export_patch(manifest, root))
+        subprocess.run(["git", "apply", "a.patch"], cwd=root, check=True)
+    hooks.apply(manifest, root, processes=("worker",), platform=platform, rollout="vllm")
+    import fake_rl.core as core
+
+    assert (core.score(3), core.Trainer().fit()) == (30, fit)
 
 
 def test_a_further_process_adds_its_own_hooks_only(root, manifest):

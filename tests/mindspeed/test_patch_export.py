@@ -125,6 +125,7 @@ HALF = [
     ("cli/run.py", "run = _coca_hook2(run)", "pass"),
     ("cli/run.py", "if __name__", "from coca_mindspeed.gone import old as _coca_old\nif __name__"),
     ("cli/other.py", "", "# coca_mindspeed 0.1.0: hooks for release 1.0\n_coca_old = 1\n"),
+    *((name, "", text) for name, text in FILES.items()),  # the file as it was before the patch
 ]
 
 
