@@ -205,8 +205,10 @@ def test_the_stage_decides_what_sequential_rewards():
 
 
 def test_padding_and_broken_groups_have_no_advantages():
+    """Nor do they make the batch narrower: its columns have the width of its longest response."""
     keys, rows, lengths = shuffled()
-    lost = keys.index("u1_2_0")
+    lost, longest = keys.index("u1_2_0"), int(lengths.max()) + 3
+    lengths[keys.index("u1_0_0")] = longest
     changes: dict[str, Any] = {
         "keys": [*keys[:lost], *keys[lost + 1 :], "pad_0_0"],
         "tags": [{}] * 11 + [{"is_padding": True}],
@@ -217,6 +219,7 @@ def test_padding_and_broken_groups_have_no_advantages():
         step(**changes)
     found = step({"broken_groups": 1}, **changes)
     written = found.columns()
+    assert written["advantages"].shape == (len(changes["keys"]), longest)
     for row, key in enumerate(changes["keys"]):
         if key.startswith(("u1", "pad")):
             assert not written["advantages"][row].any()

@@ -93,6 +93,34 @@ def test_combinations(changes, expected):
     assert problems(changes) == expected
 
 
+EVALUATIONS = ("trainer.test_freq", "trainer.val_before_train", "trainer.val_only")
+_NEVER = (-1, False, False)
+_SHARED = [("same-data", "data.val_files", "b.parquet")]
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "train", "evaluate", "expected"),
+    [
+        (_NEVER, "b.parquet", "b.parquet", []),
+        ((5, False, False), "b.parquet", "b.parquet", _SHARED),
+        ((-1, True, False), "b.parquet", "b.parquet", _SHARED),
+        ((-1, False, True), "b.parquet", "b.parquet", _SHARED),
+        ((5, True, True), ["a.parquet", "b.parquet"], ["c.parquet", "b.parquet"], _SHARED),
+        ((5, True, True), ["a.parquet", "b.parquet"], ["c.parquet"], []),
+    ],
+)
+def test_no_file_is_for_both_training_and_an_evaluation(evaluations, train, evaluate, expected):
+    changes = dict(zip(EVALUATIONS, evaluations, strict=True))
+    assert problems({**changes, "data.train_files": train, "data.val_files": evaluate}) == expected
+
+
+def test_a_required_key_that_the_configuration_lacks_is_refused_and_one_without_effect_is_not():
+    config = configuration()
+    del config["algorithm"]["filter_groups"], config["algorithm"]["gamma"]
+    found = [(p.code, p.key, p.value) for p in verl_problems(config, verl_settings(config))]
+    assert found == [("groups", "algorithm.filter_groups.enable", None)]
+
+
 COLOCATE = {"trainer.v1.trainer_mode": "coca_colocate_async", "algorithm.rollout_correction.rollout_is": "token"}
 SEPARATE = {
     **COLOCATE,

@@ -33,8 +33,10 @@ def test_a_file_for_another_method_is_refused():
 
 def test_a_prompt_that_verl_would_cut_is_refused():
     rows = rows_of(record(1), replace(record(2), question="2" * 60))
-    with pytest.raises(DataError, match=r"row 2: record 'q2' .* data.max_prompt_length is 40"):
-        check_rows(rows, "data.train_files", PROMPTS["coca"], _Characters(), 40)
+    tokens = len("2" * 60)
+    check_rows(rows, "data.train_files", PROMPTS["coca"], _Characters(), tokens)
+    with pytest.raises(DataError, match=r"row 2: record 'q2' .* data.max_prompt_length is 59"):
+        check_rows(rows, "data.train_files", PROMPTS["coca"], _Characters(), tokens - 1)
 
 
 @pytest.mark.parametrize(
