@@ -17,6 +17,11 @@ pytestmark = pytest.mark.usefixtures("verls_keys")
 FORM = MethodConfig(**yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
+def test_the_form_has_the_values_of_the_study():
+    """Of docs/method.md: a larger eps, a bonus, and as many decimals for every confidence."""
+    assert MethodConfig(name="coca", confidence_decimals=2, advantage_eps=0.05, entropy_bonus=0.02) == FORM
+
+
 def test_every_engine_reads_the_form_from_one_file(tmp_path):
     local = compose_run("demo", ["method=coca_stable", "method.max_confidence_tokens=16"]).run
     assert local.method == FORM

@@ -26,6 +26,7 @@ N = math.nan
 CORRECT = [1, 0, 1, 1]
 CONFIDENCE = [0.5, 0.0, 0.9, N]
 LENGTHS = [2, 3, 1, 4]
+_HALVES = (slice(0, 1), slice(1, 4))
 
 
 def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends=None):
@@ -205,6 +206,14 @@ def test_weighted_means_of_batches_are_the_mean_of_the_whole(name):
     assert weighted_means(parts)[name] == (pytest.approx(whole.value), whole.weight)
 
 
+def test_a_batch_without_entries_does_not_make_the_mean_of_the_others_undefined():
+    """Of a step's mini-batches, one may have no gradable answer."""
+    parts = [rollout_metrics(credited([N] * 4)), rollout_metrics(credited())]
+    assert math.isnan(parts[0]["rollout/accuracy"].value)
+    assert weighted_means(parts)["rollout/accuracy"] == (0.75, 4)
+    assert math.isnan(weighted_means(parts[:1])["rollout/accuracy"].value)
+
+
 def test_advantages_of_the_tokens():
     up = 1 / math.sqrt(2)
     expected = [
@@ -264,12 +273,13 @@ def test_scores_as_columns_and_back(twice):
     assert {name: column.dtype for name, column in columns.items()} == SCORE_COLUMNS
     assert [column.shape[1] for column in columns.values()] == [1 + twice, 1, 1, 2]
     sent = {name: column if column.is_floating_point() else column.int() for name, column in columns.items()}
-    for restored, rows in ((Scored.from_columns(sent), slice(4)), (Scored.joined([given, given]), slice(4, 8))):
+    parts = [Scored.from_columns({name: column[rows] for name, column in columns.items()}) for rows in _HALVES]
+    for restored in (Scored.from_columns(sent), Scored.joined(parts)):
         for name in ("stated", "stated_after", "correct", "confidence_lengths", "segment_ends", "lengths"):
             if (expected := getattr(given, name)) is None:
                 assert getattr(restored, name) is None
             else:
-                torch.testing.assert_close(getattr(restored, name)[rows], expected, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(getattr(restored, name), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rows():
