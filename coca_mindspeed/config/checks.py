@@ -8,7 +8,7 @@ from typing import Any
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.files import is_hub_id
-from coca_mindspeed.utils.text_formats import differences, numbered_lines
+from coca_mindspeed.utils.text_formats import differences, numbered_lines, open_bytes
 
 _LARGEST_LR = 0.01
 
@@ -112,10 +112,10 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
     if not path.exists():
         return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
     except OSError as error:
-        raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error
+        raise DataError(f"data.train={path}: cannot be read: {error.strerror or error}") from error
 
 
 def check_resumed_settings(

@@ -1,20 +1,29 @@
 """Readers of rows: JSON arrays are read whole; Parquet, JSON Lines, CSV, TSV and the hub are streamed."""
 
 import csv
-import gzip
+import io
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 import numpy as np
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.packages import require
-from coca_mindspeed.utils.text_formats import DEEPEST, JsonError, check_depth, line_bound, numbered_lines, parse_json
+from coca_mindspeed.utils.text_formats import (
+    DEEPEST,
+    JsonError,
+    check_depth,
+    line_bound,
+    numbered_lines,
+    open_bytes,
+    parse_json,
+)
 
 # TriviaQA's own files are one object whose first key holds the rows.
 _ARRAY = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
@@ -96,14 +105,14 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Ro
             yield from _csv_rows(path, "," if form == ".csv" else "\t")
         else:
             raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _open_text(path: Path, newline: str | None = None) -> TextIO:
-    if path.suffix.lower() == ".gz":
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
-    return path.open(encoding="utf-8-sig", newline=newline)
+@contextmanager
+def _open_text(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+        yield text
 
 
 def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
@@ -162,8 +171,8 @@ def _unless_null(convert: _Converter) -> _Converter:
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        for number, line in numbered_lines(cast(BinaryIO, file)):
+    with open_bytes(path) as file:
+        for number, line in numbered_lines(file):
             if line is None:
                 yield Row(str(path), number, error=line_bound(), line=number)
             elif line.strip():

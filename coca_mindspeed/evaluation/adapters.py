@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
+# Fields of a response that its prediction keeps, and those of its record where no file of gold answers has it.
+_KEPT = (
+    *("confidence", "confidence_after", "tokens_to_confidence", "tokens", "answer_probability"),
+    *("method", "model", "seed", "sample"),
+)
+_OF_RECORDS = ("question", "gold", "dataset", "category", "metadata")
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable answers may be a biased selection
 
 # Prefer the cascade's final verdict over the rule's.
@@ -137,9 +144,19 @@ def read_judgement(text: str) -> bool | None:
 
 
 def is_ungraded(path: Path, columns: Mapping[str, str] | None = None) -> bool:
-    """Whether the first row of a file holds a response, but no verdict on it."""
-    first = _with_aliases(next(rows_by_field(path, columns), ("", {}))[1])
-    return "response" in first and "correct" not in first
+    """Whether the rows of a file hold responses without a verdict; DataError if only some have a verdict."""
+    first = ""
+    for where, row in rows_by_field(path, columns):
+        if "correct" not in row:
+            if not first and "response" not in _with_aliases(row):
+                return False
+            first = first or where
+        elif first:
+            reason = f"has a verdict ('correct'), and {first} has none"
+            raise DataError(f"{where}: {reason}; put rows with and without a verdict into files of their own")
+        else:
+            return False  # a later row without a verdict is no prediction
+    return bool(first)
 
 
 def _with_aliases(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -163,32 +180,28 @@ def read_responses(
 ) -> list[Prediction]:
     """Grade plain responses: a row each with the question's ``id`` and the ``response`` (or ``prediction``).
 
-    A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
-    ids; None: each row has its own ``question`` and ``gold`` (or ``answer``), needs no ``id``, and may have the other
-    fields of a record.  Responses, gold answers and ids may be numbers.  ``columns`` maps fields to columns.  Without
-    ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called with a warning if many answers name the gold
-    answer and are graded wrong; ``grader_name`` and ``grader_options`` are the grader's for it.
+    A ``confidence`` key takes precedence over the confidence in the response, and the fields of a prediction that
+    grading does not decide (``method``, ``model``, ``seed``, ``sample``, ...) are kept.  ``gold`` holds records with
+    the same ids; None: each row has its own ``question`` and ``gold`` (or ``answer``), needs no ``id``, and may have
+    the other fields of a record.  Fields without effect are printed.  Responses, gold answers and ids may be numbers.
+    ``columns`` maps fields to columns.  Without ``tokenizer``, tokens to confidence are unknown.  ``warn`` is called
+    with a warning if responses hold no answer, or many answers name the gold answer and are graded wrong;
+    ``grader_name`` and ``grader_options`` are the grader's for it.
 
     Raises:
-        DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one
-            answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
+        DataError: with file and line; also if a gold answer cannot be used, a model has no response to a record, or
+            more than one answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
     rows = [
         (where, _response_row(row, where, columns or {}, number if gold is None else None))
         for number, (where, row) in enumerate(rows_by_field(path, columns))
     ]
-    if gold is None:
-        note_ignored(path, (name for _, row in rows for name in row), ["metadata"])
+    used = ["id", "response", *_KEPT, *(_OF_RECORDS if gold is None else ())]
+    note_ignored(path, (name for _, row in rows for name in row), used)
     records = _own_records(rows) if gold is None else {record.id: record for record in read_records(gold)}
-    for where, row in rows:
-        if row["id"] not in records:
-            raise DataError(f"{where}: id {row['id']!r} is not in {gold}")
-    if unanswered := sorted(set(records) - {row["id"] for _, row in rows}):
-        raise DataError(
-            f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
-            f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
-        )
+    if gold is not None:
+        _refuse_other_ids(path, rows, records, gold)
     grader.check(list(records.values()))
     parsed = [parse_and_count(row["response"], parser, tokenizer) for _, row in rows]
     asked, answers = [records[row["id"]] for _, row in rows], [parts.answer for parts, _ in parsed]
@@ -208,27 +221,52 @@ def read_responses(
     }
     for text in misfit_warnings(grader_name, grader_options, asked, answers, verdicts, fixes):
         warn(text)
-    seen: Counter[str] = Counter()
+    if empty := [where for (where, _), answer in zip(rows, answers, strict=True) if not answer.strip()]:
+        count = f"{len(empty)} of {len(rows)} responses"
+        warn(f"warning: {count} hold no answer and count as wrong, the first is {empty[0]}")
+    seen: Counter[tuple[str | None, str | None, str]] = Counter()
     predictions = []
     for (where, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
-        external = "confidence" in row
+        read = {
+            "confidence": parts.confidence,
+            "confidence_after": parts.confidence_after,
+            "tokens_to_confidence": None if "confidence" in row else counted,
+        }
         values = {
+            **read,
+            **{name: row[name] for name in _KEPT if name in row},
             "id": record.id,
             "dataset": record.dataset,
             "question": record.question,
             "response": row["response"],
-            "confidence": row["confidence"] if external else parts.confidence,
-            "confidence_after": row.get("confidence_after", parts.confidence_after),
             "correct": verdict.correct_or_none,
-            "tokens_to_confidence": row.get("tokens_to_confidence", None if external else counted),
             "category": record.category,
             "gold": record.answer,
-            "sample": seen[record.id],
-            "tokens": row.get("tokens"),
         }
-        seen[record.id] += 1
-        predictions.append(prediction_from_json(values, where))
+        prediction = prediction_from_json(values, where)
+        run = (prediction.model, prediction.method, record.id)
+        predictions.append(prediction if "sample" in row else replace(prediction, sample=seen[run]))
+        seen[run] += 1
     return predictions
+
+
+def _refuse_other_ids(
+    path: Path, rows: Sequence[tuple[str, Mapping[str, Any]]], records: Mapping[str, Record], gold: Path
+) -> None:
+    """Raise DataError for an id that is not in ``gold``, or a record that a model or method has no response to."""
+    answered: dict[str, set[str]] = {}
+    for where, row in rows:
+        if row["id"] not in records:
+            raise DataError(f"{where}: id {row['id']!r} is not in {gold}")
+        run = ", ".join(f"{name} {row[name]!r}" for name in ("model", "method") if row.get(name) is not None)
+        answered.setdefault(run, set()).add(row["id"])
+    for run, ids in answered.items():
+        if unanswered := sorted(set(records) - ids):
+            count = f"{len(unanswered)} of {len(records)} questions of {gold}"
+            raise DataError(
+                f"{path}: has no response {f'of {run} ' if run else ''}to {count}, the first is "
+                f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
+            )
 
 
 def _response_row(row: Mapping[str, Any], where: str, columns: Mapping[str, str], number: int | None) -> dict[str, Any]:
@@ -242,11 +280,14 @@ def _response_row(row: Mapping[str, Any], where: str, columns: Mapping[str, str]
         if "gold" not in values:
             fix = "name records with the same ids (--gold), or the column of the gold answers (--columns)"
             raise DataError(f"{where}: has a response, and neither a verdict ('correct') nor a gold answer; {fix}")
-    for name in ("id", "response") if number is None else ("id", "response", "gold"):
+    for name in ("id", "response") if number is None else ("question", "id", "response", "gold"):
         alias = next((alias for alias, of in RESPONSE_ALIASES.items() if of == name and alias in row), name)
         column = columns.get(name, name if name in row else alias)
         if name not in values:
-            raise DataError(f"{where}: column {column!r} is missing; the row has {', '.join(map(repr, row))}")
+            fix = f'--columns \'{{"{name}": "COLUMN"}}\' reads a column of another name'
+            raise DataError(f"{where}: column {column!r} is missing; the row has {', '.join(map(repr, row))}; {fix}")
+        if name == "question":  # checked with the record
+            continue
         try:
             values[name] = scalar_text(values[name])
         except ValueError as error:
@@ -258,7 +299,7 @@ def _own_records(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Rec
     """The records that rows with a ``gold`` answer of their own hold, by id; samples of a question must agree."""
     records: dict[str, Record] = {}
     for where, row in rows:
-        asked = {"question": row.get("question"), "answer": row["gold"], "id": row["id"]}
+        asked = {"question": row["question"], "answer": row["gold"], "id": row["id"]}
         asked |= {name: row[name] for name in ("dataset", "category", "metadata") if row.get(name) is not None}
         record = record_from_json(asked, where, WITHOUT_DATASET, 0)
         if records.setdefault(record.id, record) != record:

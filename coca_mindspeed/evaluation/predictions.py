@@ -144,11 +144,20 @@ def prediction_from_json(
     for name, value in known.items():
         expected, holds = _CHECKS[name]
         if not (holds(value) or (value is None and "null" in expected)):
-            percent = name in _FRACTIONS and isinstance(value, int | float) and 1 < value <= 100
-            fix = f"; {value:g} looks like percent: divide the column by 100" if percent else ""
+            fix = _fraction_hint(value) if name in _FRACTIONS else ""
             raise DataError(f"{where}: field {name!r} should be {expected}, found {value!r:.80}{fix}")
     confidence = known["confidence"]
     return Prediction(**{**_ABSENT, **known, "confidence": None if confidence is None else float(confidence)})
+
+
+def _fraction_hint(value: Any) -> str:
+    """How to correct a percentage, or a number that is written as text."""
+    match = _FRACTION_TEXT.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool) or not 0 <= (number := float(match["number"])) <= 100:
+        return ""
+    if match["percent"] or number > 1:
+        return f"; {number:g}{match['percent'] or ''} looks like percent: divide the column by 100"
+    return f"; write the number {number:g} without quotes"
 
 
 def _missing(names: Sequence[str], row: Mapping[str, Any]) -> str:
@@ -185,6 +194,8 @@ def read_predictions(
     without_id = False
     for number, (where, row) in enumerate(rows_by_field(path, columns)):
         without_id = without_id or (numbered and not number and "id" not in row)
+        if without_id and "id" in row:
+            raise DataError(f"{where}: has an 'id', and the first row has none; give all rows an id, or no row")
         prediction = prediction_from_json(row, where, needs, number=number if without_id else None)
         key = (prediction.model, prediction.method, *prediction.key)
         if key in seen:
@@ -201,9 +212,9 @@ def read_predictions(
     return rows
 
 
-def note_ignored(path: Path, names: Iterable[str], known: Collection[str] = ()) -> None:
-    """Print which of the ``names`` of a file's columns are no fields of a prediction, and not ``known`` either."""
-    if ignored := sorted(str(name) for name in {*names} - {*_FIELDS, *known}):
+def note_ignored(path: Path, names: Iterable[str], used: Iterable[str] = _FIELDS) -> None:
+    """Print which of the ``names`` of a file's columns are not ``used``; default: are no fields of a prediction."""
+    if ignored := sorted(str(name) for name in {*names} - {*used}):
         print_text(f"{path}: fields without effect: {one_line(', '.join(ignored))}", sys.stderr)
 
 
@@ -247,6 +258,7 @@ def _renamed(
 
 # float() would also take 1_0 and the digits of other scripts.
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_FRACTION_TEXT = re.compile(rf"(?P<number>{_DECIMAL.pattern}) ?(?P<percent>%)?")
 _WHOLE = re.compile(r"[0-9]{1,18}")  # int() refuses texts of thousands of digits
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.text_formats import JsonError, line_bound, numbered_lines, parse_json
+from coca_mindspeed.utils.text_formats import JsonError, line_bound, numbered_lines, open_bytes, parse_json
 
 # Half of a UTF-16 pair: JSON can name one (\ud83d), UTF-8 cannot hold one.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -45,14 +45,14 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield ``(line number from 1, object)`` for each line that is not blank.
+    """Yield ``(line number from 1, object)`` for each line that is not blank; ``.gz`` is unpacked.
 
     ``surrogates`` allows lone surrogates, which our own files may hold as escapes.  Raises DataError if the file cannot
     be read, or a line is too long, not UTF-8 or not a JSON object; ``hint`` says what to do about another format.
     """
     hint = f"; {hint}" if hint else ""
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             for number, raw in numbered_lines(file):
                 if raw is None:
                     raise DataError(f"{path}:{number}: {line_bound()}")

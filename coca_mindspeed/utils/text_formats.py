@@ -1,10 +1,13 @@
 """JSON and YAML from users, with limits and one error type each."""
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import yaml
 
@@ -65,6 +68,16 @@ def check_depth(value: Any, text: str) -> None:
             waiting += [(item, depth + 1) for item in inner.values()]
         elif isinstance(inner, list):
             waiting += [(item, depth + 1) for item in inner]
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read its bytes, those of a ``.gz`` unpacked; OSError, also while it is read, if that fails."""
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            yield cast(BinaryIO, file)
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"damaged gzip data: {error}") from error
 
 
 def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:

@@ -1,5 +1,6 @@
 """`coca-mindspeed evaluate`: from files to metrics, intervals and tables."""
 
+import gzip
 import json
 import re
 import shlex
@@ -218,6 +219,11 @@ FILES = {
     "unnamed.csv": "id,Confidence,correct\n1,0.5,1\n",
     "mixed.jsonl": '{"correct": 1}\n{"conf": 0.5, "correct": 1}',
     "null.jsonl": '{"question": "1+1?", "answer": null, "prediction": "2", "truth": true}',
+    "half.jsonl": f"{ROW}\n{ROW.replace('}', chr(44) + chr(34) + 'correct' + chr(34) + ': false}')}",
+    "prompt.jsonl": '{"prompt": "1+1?", "answer": "2", "response": "2"}',
+    "percent.jsonl": '{"id": 1, "confidence": "95%", "correct": 1}',
+    "quoted.jsonl": '{"id": 1, "confidence": "0.9", "correct": 1}',
+    "late_id.jsonl": '{"confidence": 0.9, "correct": 1}\n{"id": 1, "confidence": 0.9, "correct": 1}',
     "list.jsonl": '{"question": "1+1?", "answer": "2", "prediction": [3]}',
     "no_answer.csv": "question,answer,prediction\n1+1?,2,2\n2+2?,,4\n",
     "no_gold.csv": 'id,question,answer,prediction\n1,"1\n+1?",2,2\n2,2+2?,\\frac{1}{,4\n',
@@ -318,6 +324,72 @@ def test_rows_with_gold_answers_are_records(tmp_path, capsys):
     assert "without effect: aliases\n" in capsys.readouterr().err
     path = write_lines(tmp_path / "graded.jsonl", {"id": 7, "gold": 2.5, "confidence": 1, "correct": 1})
     assert read_predictions(path)[0].gold == "2.5"
+
+
+def test_responses_keep_their_method_model_seed_and_sample(tmp_path, capsys):
+    """Two models of one file are two runs, and samples are numbered in each."""
+    said = {"coca": ("2", "2"), "rlvr": ("3", "2")}
+    rows = [
+        {"question": "1+1?", "answer": "2", "id": "a", "response": text, "confidence": 0.5, "method": method, "seed": 3}
+        for method, texts in said.items()
+        for text in texts
+    ]
+    [*found] = graded(tmp_path / "out", write_lines(tmp_path / "mine.jsonl", *rows, {**rows[0], "sample": 7}))
+    assert [(p.method, p.seed, p.sample, p.correct) for p in found] == [
+        *(("coca", 3, 0, True), ("coca", 3, 1, True)),
+        *(("rlvr", 3, 0, False), ("rlvr", 3, 1, True), ("coca", 3, 7, True)),
+    ]
+    results = json.loads((tmp_path / "out" / "metrics.json").read_text())["results"]
+    assert {run: sets["all"]["metrics"]["accuracy"]["estimate"] for run, sets in results.items()} == {
+        "coca": 1.0,
+        "rlvr": 0.5,
+    }
+    models = [{**row, "model": f"m{i}"} for i, row in enumerate(rows)]
+    found = graded(tmp_path / "out", write_lines(tmp_path / "m.jsonl", *models))
+    assert [(p.model, p.sample) for p in found] == [(f"m{i}", 0) for i in range(4)]
+    assert "without effect" not in capsys.readouterr().err
+
+
+def test_each_model_answers_all_questions_of_the_gold_file(tmp_path, capsys):
+    gold = tmp_path / "gold.jsonl"
+    write_records(gold, [Record(name, "d", "math", "1+1", "2") for name in "ab"])
+    rows = [{"id": name, "response": "2", "model": model} for model, ids in (("x", "ab"), ("y", "a")) for name in ids]
+    assert evaluate(write_lines(tmp_path / "r.jsonl", *rows), "--gold", gold) == 1
+    assert "model 'y' to 1 of 2 questions" in capsys.readouterr().err
+
+
+def test_fields_of_responses_that_have_no_effect_are_named(tmp_path, capsys):
+    """Beside a file of gold answers, a row's own question and gold answer are not used."""
+    gold = tmp_path / "gold.jsonl"
+    write_records(gold, [Record("a", "d", "math", "1+1", "2")])
+    row = {"id": "a", "question": "?", "gold": "3", "dataset": "e", "response": "2", "prediction": "3", "model": "m"}
+    [found] = graded(tmp_path / "out", write_lines(tmp_path / "r.jsonl", row), "--gold", gold)
+    assert (found.gold, found.dataset, found.model, found.correct) == ("2", "d", "m", True)
+    assert "r.jsonl: fields without effect: dataset, gold, prediction, question\n" in capsys.readouterr().err
+
+
+def test_responses_without_an_answer_are_counted(tmp_path, capsys):
+    rows = [{"question": "1+1?", "answer": "2", "response": text, "confidence": 0.5} for text in ("2", "", " \n", "2")]
+    found = graded(tmp_path / "out", write_lines(tmp_path / "mine.jsonl", *rows))
+    assert [p.correct for p in found] == [True, False, False, True]
+    assert f"2 of 4 responses hold no answer and count as wrong, the first is {tmp_path}/mine.jsonl:2" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl.gz", "mine.jsonl.GZ", "mine.gz", "mine.csv.gz", "graded.jsonl.gz"])
+def test_compressed_files_are_unpacked(tmp_path, capsys, name):
+    rows = [{**row, "correct": True} for row in (OWN, WRONG)] if name.startswith("graded") else [OWN, WRONG]
+    text = "\n".join(map(json.dumps, rows))
+    if ".csv" in name:
+        text = "\n".join(",".join(map(str, row)) for row in (OWN.keys(), OWN.values(), WRONG.values()))
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()))
+    assert [p.confidence for p in graded(tmp_path / "out", path)] == [0.9, 0.2]
+    for damaged in (path.read_bytes()[:-9], path.read_bytes()[:20] + b"?" * 20):
+        path.write_bytes(damaged)
+        assert evaluate(path) == 1
+        assert f"{path}: cannot be read: " in capsys.readouterr().err
 
 
 def test_files_of_the_same_questions_are_paired(tmp_path, capsys):
