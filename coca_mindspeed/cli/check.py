@@ -47,8 +47,9 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     file = find_verl_run(name)
     composed = None if file else compose_typed(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
-        plan = _check_cluster(composed, arguments)
-        return _launch_command(composed, arguments.overrides), plan.missing
+        plan, begun = _check_cluster(composed, arguments)
+        options = ["--output", str(arguments.output)] if arguments.output else []
+        return _launch_command(composed, arguments.overrides, [*options, *["--resume"] * begun]), plan.missing
     for option in ("write", "metrics", *(["output"] if file else [])):
         if getattr(arguments, option):
             raise UsageError(f"--{option}: is for runs on MindSpeed-RL, unlike {name}")
@@ -64,11 +65,12 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     return shlex.join(["coca-mindspeed", "train", name, *arguments.overrides, "--output", output]), []
 
 
-def _launch_command(composed: ComposedConfig, overrides: Sequence[str]) -> str:
+def _launch_command(composed: ComposedConfig, overrides: Sequence[str], options: Sequence[str]) -> str:
     """The command of the first node; the launch scripts take the number of nodes from the environment."""
     own, nodes = Path("launch", f"{composed.name}.sh"), composed.run.hardware.nodes
     rest = [override for override in overrides if not override.lstrip("+").startswith("hardware.nodes=")]
-    command = shlex.join(["bash", *([str(own)] if own.is_file() else ["launch/run.sh", composed.name]), *rest])
+    script = [str(own)] if own.is_file() else ["launch/run.sh", composed.name]
+    command = shlex.join(["bash", *script, *rest, *options])
     if nodes == 1:
         return command
     return f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR=ADDRESS {command}   (on each node, with its NODE_RANK)"
@@ -91,10 +93,11 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
         print_text("the run samples again after its warm-up")
 
 
-def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> Plan:
+def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> tuple[Plan, bool]:
+    """Check a run on MindSpeed-RL; return its plan, and whether its output directory holds checkpoints to resume."""
     from coca_mindspeed.mindspeed.plan import show_plan_of
     from coca_mindspeed.mindspeed.start.records import check_gold_answers
-    from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
+    from coca_mindspeed.mindspeed.start.run_file import StageFiles, check_begun_run, mindspeed_values, write_run_file
 
     run, file = composed.run, arguments.write
     plan = show_plan_of(composed, arguments.metrics, quiet=arguments.quiet)
@@ -106,4 +109,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> P
     if file is not None:
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
-    return plan
+    # By the metrics of one run, another may be planned.
+    planned = arguments.metrics is not None and arguments.output is None
+    begun = not planned and plan.iterations is not None and check_begun_run(run, plan.iterations, output)
+    return plan, begun

@@ -115,6 +115,8 @@ def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
     """The model's context, vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
     context = f"with a prompt of {r.max_prompt} must fit the model's context of {r.context}"
     yield "context", "max_new", r.longest <= r.context, context
+    fits = r.max_model_len <= r.context or r.longest > r.context
+    yield "context", "max_model_len", fits, f"must be at most the model's context of {r.context}"
     enough = r.max_batched_tokens >= r.max_model_len or not r.ascend_scheduler  # vLLM's own splits prompts
     reason = f"must be at least max_model_len {r.max_model_len}"
     yield "batched-tokens", "max_batched_tokens", enough, reason, f"set it to {r.max_model_len}"

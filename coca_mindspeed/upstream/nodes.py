@@ -8,6 +8,13 @@ from typing import Any, NamedTuple
 from coca_mindspeed.errors import Problem, UsageError
 
 _LOCAL = "127.0.0.1"
+# What other launchers export on every node: the number of nodes (or processes), and this one's rank among them.
+_OTHER_LAUNCHERS = {
+    "SLURM_NNODES": "SLURM_NODEID",
+    "PET_NNODES": "PET_NODE_RANK",
+    "WORLD_SIZE": "RANK",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+}
 
 
 class Nodes(NamedTuple):
@@ -28,7 +35,8 @@ class Nodes(NamedTuple):
 def read_nodes(environment: Mapping[str, str]) -> Nodes:
     """Read the nodes from ``NNODES``, ``NODE_RANK``, ``MASTER_ADDR``, ``RAY_PORT`` and ``CLUSTER_TIMEOUT``.
 
-    Numbers are decimal, whatever zeros they begin with.  Raises UsageError for a variable that cannot be.
+    Numbers are decimal, whatever zeros they begin with.  Raises UsageError for a variable that cannot be, or if
+    another launcher's variable names several nodes and ``NNODES`` is not set: each would train a run of its own.
     """
 
     def number(name: str, default: int, low: int, high: int | None = None) -> int:
@@ -38,15 +46,39 @@ def read_nodes(environment: Mapping[str, str]) -> Nodes:
         _require("node-number", name, text, value >= low and (high is None or value <= high), f"a number {allowed}")
         return value
 
+    if not environment.get("NNODES"):
+        _refuse_unsaid_nodes(environment)
     count = number("NNODES", 1, 1)
     rank = number("NODE_RANK", 0, 0, count - 1)
     port, timeout = number("RAY_PORT", 6766, 1, 65535), number("CLUSTER_TIMEOUT", 600, 0)
     address = environment.get("MASTER_ADDR", "").strip()
+    alone = ":" not in address or _is_ip_address(address)
+    _require("head-address", "MASTER_ADDR", address, alone, "an address without a port, which RAY_PORT sets")
     if count > 1:
         wanted = f"an address of the node with NODE_RANK=0 that the other {count - 1} of NNODES={count} reach"
         _require("no-head", "MASTER_ADDR", address or None, bool(address), wanted)
         _require("head-address", "MASTER_ADDR", address, not means_this_machine(address), f"{wanted}, not this machine")
     return Nodes(count, rank, address or _LOCAL, port, timeout)
+
+
+def _refuse_unsaid_nodes(environment: Mapping[str, str]) -> None:
+    for name, rank in _OTHER_LAUNCHERS.items():
+        text = environment.get(name, "").strip()
+        if text and not (text.isascii() and text.isdecimal() and int(text) < 2):
+            fix = (
+                f"export NNODES={text} NODE_RANK=${rank} MASTER_ADDR=ADDRESS_OF_RANK_0 on every node, or NNODES=1 for "
+                "a run on this node alone"
+            )
+            problem = Problem("unsaid-nodes", name, text, "names several nodes, and NNODES is not set", fix)
+            raise UsageError(str(problem), [problem])
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _require(code: str, key: str, found: str | None, holds: bool, expected: str) -> None:

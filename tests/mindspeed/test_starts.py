@@ -8,8 +8,8 @@ accepted start, as far as the row is about it. Values are JSON; absolute paths i
 The commands, behind environment variables as in a shell:
 
 - ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``
-- ``check [RUN] [OVERRIDE ...]``: the plan, by ``metrics.jsonl`` if it is there; A., G., R. and T. stand for sections
-  below ``mindspeed_rl``
+- ``check [RUN] [OVERRIDE ...]``: the plan, by ``metrics.jsonl`` if it is there, and the run that has begun; A., G., R.
+  and T. stand for sections below ``mindspeed_rl``
 - ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N
 - ``driver [KEY=VALUE ...]``: what the driver checks of MindSpeed-RL's configuration before it starts Ray
 
@@ -40,7 +40,14 @@ from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.mindspeed.start.run_file import (
+    RUN_FILE,
+    StageFiles,
+    check_begun_run,
+    mindspeed_values,
+    stages_to_do,
+    write_run_file,
+)
 from coca_mindspeed.utils.text_formats import value_of
 from tests.mindspeed.builders import checkpoint, mindspeed_config, write
 from tests.tables import check_rows, read_table
@@ -158,8 +165,11 @@ def _layout(changes: list[str]) -> Mapping[str, Any]:
 
 def _check(words: list[str]) -> Mapping[str, Any]:
     name = words.pop(0) if words and "=" not in words[0] else RUN
-    plan = make_plan(_composed(name, *words), metrics=METRICS if METRICS.exists() else None)
+    run = _composed(name, *words)
+    plan = make_plan(run, metrics=METRICS if METRICS.exists() else None)
     raise_problems(plan.problems)
+    if plan.iterations is not None:
+        check_begun_run(run, plan.iterations, OUTPUT)
     return {}
 
 

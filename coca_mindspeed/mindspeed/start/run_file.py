@@ -116,6 +116,15 @@ def mindspeed_values(
     return values
 
 
+def check_begun_run(run: RunConfig, iterations: int, output: Path) -> bool:
+    """Whether ``output`` holds checkpoints of the run; raises ConfigError if they are of a run that cannot go on so."""
+    stages = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
+    begun = [stage for stage in stages if newest_iteration(stage.checkpoints) is not None]
+    for stage in begun:
+        mindspeed_values(run, iterations, stage, resume=True)
+    return bool(begun)
+
+
 def check_resume(written: Path, values: dict[str, Any]) -> None:
     """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
     if not written.is_file():
