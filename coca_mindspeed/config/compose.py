@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from coca_mindspeed.algorithm.methods import OTHER_NAMES
+from coca_mindspeed.config.former_keys import FORMER_KEYS, without_former_keys
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
 from coca_mindspeed.errors import (
@@ -46,17 +47,6 @@ _MINDSPEED_RLS = frozenset(("megatron_training", "actor_config", "rl_config", "g
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
 _VERL_BASE = "coca_base"
-_BY_VLLM = "was removed: to sample by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
-_WITHOUT_A_START = "was removed: method.advantage_scale=batch teaches the confidence without it (docs/method.md)"
-#: Keys and sections of released versions -> what became of them.
-_FORMER_KEYS = {
-    "trainer.epochs": "was renamed: write trainer.ppo_epochs",
-    "confidence_start": _WITHOUT_A_START,
-    "evaluation.readings": "was removed: python -m experiments.expected_confidence MODEL RECORDS, in a clone",
-    "rollout.engine": _BY_VLLM,
-    "rollout.importance_cap": _BY_VLLM,
-    "rollout.vllm": _BY_VLLM,
-}
 #: How a run writes a key of an upstream, of which ``mindspeed_rl`` is the run's section: see :func:`compose_run`.
 UpstreamNames = Callable[[str, object, Mapping[str, Any]], Sequence[str]]
 _SHOWN = 200  # characters of an override in a message
@@ -100,8 +90,8 @@ def unknown_key(section: str, name: str, upstream: Sequence[str] = ()) -> str:
 
     ``upstream`` are keys that an upstream's key of this name is written as.
     """
-    if (became := _FORMER_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
-        return f"unknown key, {became}"
+    if (former := FORMER_KEYS.get(f"{section}.{name}".lstrip("."))) is not None:
+        return f"unknown key, {former.became}"
     return f"unknown key{near_key(section, name, upstream)}; known: {', '.join(known_keys(section))}"
 
 
@@ -373,10 +363,12 @@ def validate_config(
 ) -> RunConfig:
     """Check a mapping that was composed of a run's ``file`` against the schema; ``upstream`` as of :func:`compose_run`.
 
-    Raises ConfigError with every problem, a line each, with the file (or override), key, value and nearest valid name.
+    Former keys without an effect are left out.  Raises ConfigError with every problem, a line each, with the file (or
+    override), key, value and nearest valid name.
     """
+    typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     try:
-        return RunConfig.model_validate(values)
+        return RunConfig.model_validate(without_former_keys(values, file, typed))
     except ValidationError as error:
         sections = values.get("mindspeed_rl")
         sections = sections if isinstance(sections, Mapping) else {}

@@ -55,6 +55,7 @@ ENTRIES = (
 )
 _FACTS = facts_of(RunConfig)
 _MAY_CHANGE = ("free", "length", "memory")
+_RESUMES_FROM = (0, 3)  # the release whose rewards are today's
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,18 @@ def _inspect(path: Path, resume: bool) -> RunState:
         raise ConfigError(
             f"--output {path}: already holds a run; add --resume to continue it, remove it, or choose another directory"
         )
+    if has_steps:
+        _check_release(path, str(marker.get("version")))
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps, resume)
+
+
+def _check_release(path: Path, release: str) -> None:
+    """Refuse to continue a run whose release trained by other rewards."""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers is None or tuple(map(int, numbers.groups())) < _RESUMES_FROM:
+        reason = f"holds a run of coca-mindspeed {release}, which trained by other rewards and draws"
+        problem = Problem("release", "--output", path, f"{reason}; continue it with that release, or start a new run")
+        raise ConfigError(str(problem), [problem])
 
 
 # Temporary names of local/checkpoint.py.

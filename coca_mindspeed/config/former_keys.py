@@ -1,0 +1,65 @@
+"""Keys of released versions that are gone, and configurations that still hold them.
+
+A run's ``config.yaml`` holds every key of the release that began it.  One that has no effect there is left out.
+"""
+
+import copy
+import sys
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.text_formats import value_of
+
+_BY_VLLM = "was removed: to sample by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
+_WITHOUT_A_START = "was removed: method.advantage_scale=batch teaches the confidence without it (docs/method.md)"
+_IN_A_CLONE = "was removed: python -m experiments.expected_confidence MODEL RECORDS, in a clone"
+
+
+class FormerKey(NamedTuple):
+    """What became of a key or section, and its value without an effect; of a section, the keys that decide."""
+
+    became: str
+    default: Any
+
+
+FORMER_KEYS = {
+    "trainer.epochs": FormerKey("was renamed: write trainer.ppo_epochs", 1),
+    "confidence_start": FormerKey(_WITHOUT_A_START, {"questions": 0}),
+    "evaluation.readings": FormerKey(_IN_A_CLONE, False),
+    "rollout.engine": FormerKey(_BY_VLLM, "local"),
+    "rollout.importance_cap": FormerKey(_BY_VLLM, None),
+    "rollout.vllm": FormerKey(_BY_VLLM, {"python": None, "dtype": "auto"}),
+}
+
+
+def without_former_keys(values: Mapping[str, Any], file: Path, typed: Collection[str] = ()) -> dict[str, Any]:
+    """The configuration without the former keys at their defaults, which a note names once for each ``file``.
+
+    Keys that an override sets, ``typed``, stay, and so do those with an effect: the schema refuses them.
+    """
+    kept, dropped = copy.deepcopy(dict(values)), []
+    for key, (_, default) in FORMER_KEYS.items():
+        section, _, name = key.rpartition(".")
+        place = value_of(kept, section) if section else kept
+        if not isinstance(place, dict) or name not in place or any(f"{each}.".startswith(f"{key}.") for each in typed):
+            continue
+        if _is_default(place[name], default):
+            del place[name]
+            dropped.append(key)
+    if dropped:
+        _note(file, ", ".join(dropped))
+    return kept
+
+
+def _is_default(value: object, default: object) -> bool:
+    if isinstance(default, Mapping):
+        return isinstance(value, Mapping) and all(key in value and value[key] == default[key] for key in default)
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+@cache
+def _note(file: Path, keys: str) -> None:
+    print_text(f"note: {file}: keys of an earlier release at their defaults are left out: {keys}", sys.stderr)
