@@ -20,6 +20,7 @@ from yarl import URL
 
 from coca_router.config import BackendConfig
 from coca_router.openai_api import to_json
+from coca_router.tool_calls import ToolCalls
 
 _LOG = logging.getLogger(__name__)
 _MAX_EVENT = 1 << 20  # bytes
@@ -65,7 +66,7 @@ class Chunk(NamedTuple):
     usage: tuple[int, int] | None  # (prompt, completion) tokens so far, in the last chunk or in each
     finish_reason: str | None  # in the last chunk with text
     log_probs: Sequence[float] = ()  # of its tokens (nats), where the engine names them
-    tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls, as OpenAI's delta has them
+    tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls; of a ChunkStream: in OpenAI's form
 
     @property
     def progresses(self) -> bool:
@@ -87,7 +88,7 @@ def parse_chunk(data: bytes) -> Chunk | None:
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     thought = delta.get("reasoning_content") or delta.get("reasoning")
-    calls = [{**call, "index": int(call["index"])} for call in delta.get("tool_calls") or ()]
+    calls = list(delta.get("tool_calls") or ())
     reason = choice.get("finish_reason")
     if not isinstance(text, str) or not isinstance(reason, str | None):
         raise TypeError("text and finish reason should be text")
@@ -130,6 +131,7 @@ class ChunkStream:
     def __init__(self, backend: "Backend", response: aiohttp.ClientResponse, scope: anyio.CancelScope) -> None:
         self._name, self._config, self._response, self._scope = backend.name, backend.config, response, scope
         self._read: deque[Chunk] = deque()
+        self._calls = ToolCalls()
         self._ended = False
         self._last = math.inf  # time until which events after the answer are awaited
         self.finished = False
@@ -190,12 +192,15 @@ class ChunkStream:
     def _parse(self, data: bytes) -> Chunk:
         try:
             chunk = parse_chunk(data)
+            calls = [self._calls.add(call) for call in chunk.tool_calls] if chunk is not None else []
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             message = f"backend {self._name} sent an event that is no chunk of an answer"
             raise BackendError("garbage", message) from error
         if chunk is None or chunk.finish_reason in ("abort", "aborted", "error", "cancelled"):
             raise BackendError("failed", f"backend {self._name} failed in the middle of an answer")
-        return chunk
+        if chunk.finish_reason is not None:
+            calls += self._calls.missing_ids()
+        return chunk._replace(tool_calls=calls)
 
     async def _line(self) -> bytes:
         """The next line; empty at the end of the message."""

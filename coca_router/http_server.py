@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coca_mindspeed.errors import ConfigError, did_you_mean
 from coca_router.openai_api import ApiError, ChatRequest, event, read_threshold
+from coca_router.tool_calls import ToolCalls
 
 _HEADER_BYTES = 1 << 16
 
@@ -314,7 +315,7 @@ class AnswerWriter:
         kind = f"chat.completion{'.chunk' if self._stream else ''}"
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
         self._ids: list[int] = []
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls = ToolCalls()
         self.text = ""
 
     async def write(self, text: str, token_ids: Sequence[int] = ()) -> None:
@@ -334,14 +335,12 @@ class AnswerWriter:
             await self._reply.send(data)
 
     async def write_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Send parts of tool calls, which are joined where the answer is no stream."""
+        """Send parts of tool calls in OpenAI's form, which are joined where the answer is no stream."""
         if self._stream:
             await self.write("")
             await self._reply.send(event(self._object({"delta": {"tool_calls": calls}})))
         for call in calls:
-            whole = self._calls.setdefault(call["index"], {"id": call.get("id"), "type": "function", "function": {}})
-            for key, part in (call.get("function") or {}).items():
-                whole["function"][key] = whole["function"].get(key, "") + str(part or "")
+            self._calls.add(call)
 
     def discard(self) -> bool:
         """Drop the text so far; False if some of it was sent."""
@@ -353,8 +352,9 @@ class AnswerWriter:
         """End the answer; without ``prompt_tokens`` its usage is null, since a client would add up a wrong total."""
         usage = None if prompt_tokens is None else _usage(prompt_tokens, tokens)
         if not self._stream:
-            message = {"role": "assistant", "content": self.text or (None if self._calls else ""), "refusal": None}
-            calls = {"tool_calls": list(self._calls.values())} if self._calls else {}
+            whole_calls = self._calls.whole()
+            message = {"role": "assistant", "content": self.text or (None if whole_calls else ""), "refusal": None}
+            calls = {"tool_calls": whole_calls} if whole_calls else {}
             whole = self._object({"message": message | calls}, finish_reason, self._ids)
             await self._reply.json({**whole, "usage": usage, **self._fields()}, self._headers())
             return

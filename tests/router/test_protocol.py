@@ -185,7 +185,8 @@ def usage_so_far(text, tokens):
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_the_prompts_tokens_are_those_of_the_tier_that_answered(counts, tmp_path):
-    unsure = b"".join(usage_so_far(text, n) for n, text in enumerate(("<confidence>", "0.2", "</confidence>", " no"), 1))
+    texts = ("<confidence>", "0.2", "</confidence>", " no")
+    unsure = b"".join(usage_so_far(text, count) for count, text in enumerate(texts, 1))
     small = RawEngine(stream(unsure + event("", "stop") + END), close=False)
     answer = event("LARGE") + event("", "stop") + data({"choices": [], "usage": {**USAGE, "prompt_tokens": 5}})
     large = RawEngine(stream(answer + END if counts else event("LARGE") + event("", "stop") + END), close=False)
