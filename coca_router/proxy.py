@@ -114,7 +114,8 @@ class Proxy:
         reached = 1 if self.config.on_error == "fail" else self.config.caps.escalations + 1
         needed = [tier.backend.name for tier in self._tiers[:reached]]
         ready = any(self._problems[name] is None for name in needed)
-        body = {"status": "ready" if ready else "unready", "backends": self._problems}
+        backends = {name: problem or "ok" for name, problem in self._problems.items()}
+        body = {"status": "ready" if ready else "unready", "backends": backends}
         return JSONResponse(body, 200 if ready else 503)
 
     async def _models(self, request: Request) -> Response:

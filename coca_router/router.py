@@ -115,7 +115,7 @@ class Router:
                 message = "it rejected the request" if error.kind == "rejected" else str(error)
                 where = f"{tier.backend.name} at {tier.backend.address}"
                 _LOG.warning("backend %s failed, %s: %s; request %s", where, error.kind, message, trace.id)
-                trace.steps.append({"tier": tier.name, "failed": error.kind})
+                trace.add_failure(tier.name, error.kind)
                 failures.append(str(error))
                 last = last or budget.escalations < 1 or self.tokens_left() == 0
                 if last or self.config.on_error == "fail" or not self.writer.discard():
@@ -137,6 +137,7 @@ class Router:
         trace = self.trace
         trace.stated_confidence = trace.answer_probability = trace.confidence = None
         trace.tokens_to_confidence = trace.basis = trace.prompt_tokens = None
+        trace.decides = rule is not None and budget.tokens != 0
         if budget.tokens == 0:
             decision = Decision("refuse", "the request's tokens are spent")
             trace.add_decision(tier.name, decision)

@@ -21,6 +21,7 @@ class Trace:
     id: str
     domain: str | None = None
     tier: str = ""  # asked last
+    decides: bool = False  # whether a confidence decides on the answer of ``tier``
     action: str = ""
     reason: str = ""
     # Why an answer with a confidence was given: exhausted where a cap allowed no escalation. None for other answers,
@@ -33,27 +34,36 @@ class Trace:
     tokens: Counter[str] = field(default_factory=Counter)  # generated, by tier
     prompt_tokens: int | None = None  # at ``tier``; None where the engine does not count
     answer_tokens: int = 0
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)  # a row for each tier: its confidence, and what followed
     finish_reason: str | None = None
     started: float = field(default_factory=time.monotonic)  # seconds of a monotonic clock
     decided: float | None = None
 
     def add_decision(self, tier: str, decision: Decision) -> None:
-        failed = [f"{step['tier']} failed: {step['failed']}" for step in self.steps if "failed" in step]
+        failed = [f"{step['tier']} failed: {step['reason']}" for step in self.steps if step["action"] == "fail"]
         self.tier, self.action, self.reason = tier, decision.action, "; ".join([*failed, decision.reason])
         self.decided = time.monotonic()
-        step = {"tier": tier, "action": decision.action, "confidence": self.confidence, "reason": decision.reason}
-        self.steps.append(step)
+        self._add_step(tier, decision.action, decision.reason)
+
+    def add_failure(self, tier: str, kind: str) -> None:
+        """Note that a tier gave no whole answer, also after it had decided to answer."""
+        self._add_step(tier, "fail", kind)
+
+    def _add_step(self, tier: str, action: str, reason: str) -> None:
+        if self.steps and self.steps[-1]["tier"] == tier:
+            self.steps.pop()
+        self.steps.append({"tier": tier, "confidence": self.confidence, "action": action, "reason": reason})
 
     def fields(self) -> dict[str, Any]:
         """The field ``coca`` of an answer."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {**{name: getattr(self, name) for name in _FIELDS}, "tiers": self.steps}
 
     def headers(self) -> dict[str, str]:
         """The response headers, as far as they are known when the answer begins."""
+        missing = "invalid" if self.decides else "none"
         return {
             "x-request-id": self.id,
-            "x-coca-confidence": "invalid" if self.confidence is None else f"{self.confidence:.6g}",
+            "x-coca-confidence": missing if self.confidence is None else f"{self.confidence:.6g}",
             "x-coca-action": self.action,
             "x-coca-tier": self.tier,
             "x-coca-tokens": str(sum(self.tokens.values())),

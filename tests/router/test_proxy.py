@@ -134,6 +134,45 @@ def test_the_log_prob_of_the_answer_decides(
     assert prediction.confidence == (stated if known else None)
 
 
+INVALID = ("<confidence>", "85%", "</confidence>", " yes")
+BROKEN = (*SURE, "early")  # a stream has begun by then
+# Engine of the small model, keys of its tier and of the file; tiers of the answer (confidence, action and a word of the
+# reason), and the header.
+TIERS = [
+    (SURE, {}, {}, [("small", 0.9, "answer", "0.7")], "0.9"),
+    (UNSURE, {}, {}, [("small", 0.2, "escalate", "0.7"), ("large", None, "answer", "no confidence")], "none"),
+    (INVALID, {}, {}, [("small", None, "escalate", "valid"), ("large", None, "answer", "no confidence")], "none"),
+    (INVALID, {"invalid": "answer"}, {}, [("small", None, "answer", "valid")], "invalid"),
+    (UNSURE, {"bands": REFUSE}, {}, [("small", 0.2, "refuse", "0.7")], "0.2"),
+    (UNSURE, {}, {"caps": {"tokens": 3}},
+     [("small", 0.2, "escalate", "0.7"), ("large", None, "refuse", "spent")], "none"),
+    (("early",), {}, {}, [("small", None, "fail", "cut"), ("large", None, "answer", "no confidence")], "none"),
+    (BROKEN, {}, {}, [("small", 0.9, "fail", "cut"), ("large", None, "answer", "no confidence")], "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tier", "sections", "tiers", "header", "stream"),
+    [(*row, stream) for row in TIERS for stream in (False, True) if row[0] is not BROKEN or not stream],
+)
+def test_an_answer_names_each_tier_with_its_confidence_and_why_it_was_left(
+    pieces, tier, sections, tiers, header, stream, tmp_path
+):
+    fault = "early" if pieces[-1] == "early" else None
+    small = FakeEngine(*pieces[: -1 if fault else None], fault=fault)
+    with routed(small, FakeEngine("LARGE"), small_tier=tier, log={"directory": str(tmp_path)}, **sections) as (url, _):
+        body = {"model": "coca", "messages": QUESTION, "stream": stream}
+        answer = http.post(f"{url}/chat/completions", json=body)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    shown = json.loads(events[-1] if stream else answer.text)["coca"]["tiers"]
+    assert [(step["tier"], step["confidence"], step["action"]) for step in shown] == [step[:3] for step in tiers]
+    assert all(word in step["reason"] for step, (*_, word) in zip(shown, tiers, strict=True))
+    assert answer.headers["x-coca-confidence"] == header
+    assert logged(tmp_path)[0]["steps"] == shown
+    if stream:
+        assert json.loads(events[0])["coca"]["tiers"] == shown
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
     small, large = FakeEngine(*UNSURE, delay=0.005), FakeEngine("LARGE", " one")
@@ -146,7 +185,6 @@ def test_an_unsure_answer_is_aborted_and_the_large_model_asked(stream):
 
 
 HALF_SURE = ("<confidence>", "0.5", "</confidence>", " 4", "2", ".")
-INVALID = ("<confidence>", "85%", "</confidence>", " yes")
 # An engine's answer, keys of its tier and of the file; text, action and tier of the proxy's answer.
 DECISIONS = [
     (INVALID, {"invalid": "escalate"}, {}, "LARGE", "answer", "large"),
