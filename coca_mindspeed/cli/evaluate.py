@@ -4,22 +4,12 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import (
-    at_least,
-    bins_closed,
-    grader_option,
-    grader_options,
-    place,
-    prediction_columns,
-)
-from coca_mindspeed.errors import ConfigError, DataError, UsageError, did_you_mean
-from coca_mindspeed.evaluation.adapters import is_ungraded, read_opencompass, read_responses
+from coca_mindspeed.cli.options import at_least, bins_closed, place
+from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options, is_opencompass
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
@@ -37,7 +27,6 @@ from coca_mindspeed.evaluation.predictions import (
     answers_first,
     outcomes,
     read_predictions,
-    rows_by_field,
     write_predictions,
 )
 from coca_mindspeed.evaluation.report import not_shown_usable, reasons_not_usable, risk_tables, summary_table
@@ -51,14 +40,9 @@ from coca_mindspeed.evaluation.scoreboard import (
     split_runs,
     unique_labels,
 )
-from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import write_json
-from coca_mindspeed.utils.tokenization import TokenCounter
-
-# Options of grading, which files of predictions do not need.
-_GRADING = ("gold", "grader", "grader_options", "tokenizer", "position", "decimals")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,16 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths = "predictions; responses to grade; run directories; an OpenCompass run's time-stamped folder"
     option("files", nargs="+", type=Path, metavar="PATH", help=paths)
     option("--output", type=place, metavar="DIR", help="write metrics.json, metrics.md and predictions.jsonl there")
-    fields = 'JSON of columns by field, {"confidence": "p"}, where their names differ'
-    option("--columns", type=prediction_columns, metavar="JSON", help=fields)
-    option("--gold", type=Path, metavar="FILE", help="records to grade responses by (default: their own column gold)")
-    own = "auto: by record (default), a name of docs/grading.md, or your own: ./file.py:name, package.module:name"
-    option("--grader", type=grader_option, metavar="NAME", help=f"of responses; {own}")
-    option("--grader-options", type=grader_options, metavar="JSON", help="options of the grader (docs/grading.md)")
-    option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence of responses")
-    where = "of the confidence in responses; last: answer first, both: caliber (default: by --method, or first)"
-    option("--position", choices=tuple(SEGMENTS), help=where)
-    option("--decimals", type=at_least(1), metavar="N", help="accept only confidences of responses with N decimals")
+    add_source_options(parser)
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     bins_closed(parser)
@@ -111,25 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_atomically(files["metrics.md"], text)
         print_text(f"written: {', '.join(map(str, files.values()))}", sys.stderr)
     return 0
-
-
-def _hint_at_position(predictions: Sequence[Prediction]) -> bool:
-    """Name the option if most responses state no confidence before the answer, but one after it."""
-    unread = [p for p in predictions if p.confidence is None]
-    parse = ResponseParser("last")
-    behind = sum(parse(p.response).confidence is not None for p in unread)
-    if found := 2 * behind > len(predictions):
-        _warn(f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last")
-    return found
-
-
-def _warn_of_no_confidence(path: Path, columns: Mapping[str, str] | None, count: int) -> None:
-    names = dict.fromkeys(name for _, row in rows_by_field(path, columns) for name in row)
-    where = "in the column 'confidence'"
-    if "confidence" not in names:
-        where = f"before its answer; the columns are {', '.join(map(repr, names))}{did_you_mean('confidence', names)}"
-        where += '; --columns \'{"confidence": "COLUMN"}\' reads it from a column'
-    _warn(f"warning: {path}: none of {count} responses states a valid confidence {where}")
 
 
 def _warn_of_other_questions(predictions: Sequence[Prediction]) -> None:
@@ -173,10 +129,10 @@ def _base(path: Path) -> Run:
     return runs[0]
 
 
-def _predictions(path: Path, columns: Mapping[str, str] | None = None, *, numbered: bool = False) -> list[Prediction]:
+def _predictions(path: Path, columns: Mapping[str, str] | None = None) -> list[Prediction]:
     """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
     if not path.is_dir():
-        return read_predictions(path, columns=columns, numbered=numbered)
+        return read_predictions(path, columns=columns)
     files = prediction_files(path)
     if not files:
         raise DataError(
@@ -195,32 +151,17 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
 
     ``--method`` joins the files.
     """
-    columns = arguments.columns
-    for path in arguments.files:
-        if str(path).startswith(("http:", "https:")):
-            raise UsageError(
-                f"{path}: a server's responses are collected by `coca-mindspeed collect URL`, then evaluated"
-            )
     # Else predictions are paired by their ids.
     alone = len(arguments.files) == 1 and arguments.against is None
-
-    graded = False
+    source = PredictionSource(arguments, arguments.files)
 
     def read(path: Path) -> list[Prediction]:
-        nonlocal graded
-        if path.is_file() and is_ungraded(path, columns):
-            graded = True
-            return _grade(path, arguments)
-        if path.is_dir() and (path / "results").is_dir() and not prediction_files(path):
-            if columns:
-                raise UsageError(f"--columns: not used with {path}, the folder of an OpenCompass run")
-            return read_opencompass(path)
-        return _predictions(path, columns, numbered=alone)
+        if path.is_dir() and not is_opencompass(path):
+            return _predictions(path, arguments.columns)
+        return source.read(path, numbered=alone)
 
     runs = [Run(file_label(path, path), read(path)) for path in arguments.files]
-    of_grading = [f"--{name.replace('_', '-')}" for name in _GRADING if getattr(arguments, name) is not None]
-    if of_grading and not graded:
-        raise UsageError(f"{', '.join(of_grading)}: nothing to grade, since no file has a response without a verdict")
+    source.refuse_unused_options()
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]
     return [
@@ -228,30 +169,6 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
         for run in unique_labels(runs)
         for p in run.predictions
     ]
-
-
-def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
-    position = arguments.position
-    if position is None:
-        position = METHODS[arguments.method].confidence_position if arguments.method in METHODS else "first"
-    tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
-    name = arguments.grader or "auto"
-    with closing(build_grader(name, arguments.grader_options)) as grader:
-        found = read_responses(
-            path,
-            arguments.gold,
-            grader,
-            columns=arguments.columns,
-            grader_name=name,
-            grader_options=arguments.grader_options,
-            parser=ResponseParser(position, arguments.decimals),
-            tokenizer=tokenizer,
-            warn=_warn,
-        )
-    hinted = arguments.position is None and _hint_at_position(found)
-    if not hinted and all(p.confidence is None for p in found):
-        _warn_of_no_confidence(path, arguments.columns, len(found))
-    return found
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:
