@@ -50,6 +50,7 @@ LAYOUTS = {
     "alpaca": {"instruction": "What is 1+1?", "input": "", "output": "2"},
     "verl": {"prompt": CHAT, "ability": "math", "reward_model": {"style": "rule", "ground_truth": "2"}},
     "chat": {"messages": [*CHAT, {"role": "assistant", "content": "2"}]},
+    "chat with a label": {"messages": [*CHAT, {"role": "assistant", "content": "2"}], "label": "good"},
     "number": {"query": "What is 1+1?", "label": 2},
 }
 
@@ -92,6 +93,7 @@ def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, m
 
     def options(*, num_cpus, scheduling_strategy):
         assert num_cpus == 0  # also where every CPU is reserved
+        assert scheduling_strategy != "dead"  # Ray would fail, or wait for it
         if scheduling_strategy == "second":
             path.unlink() if elsewhere is None else write_sums(path, elsewhere)
         return SimpleNamespace(remote=differing_files)

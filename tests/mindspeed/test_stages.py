@@ -1,5 +1,6 @@
 """The reward and advantage stages by hand, with a transfer dock in this process."""
 
+import errno
 import itertools
 import json
 import math
@@ -337,7 +338,19 @@ def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):
         tensorboard=None,
         wandb=None,
     )
-    named = Validation(settings, run_by).run(50)
+    validation = Validation(settings, run_by)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(trainer, "write_predictions", fail)
+        with pytest.raises(OSError, match="no space"):
+            validation.run(50)
+    assert not validation.is_done(50)  # so a resumed run repeats it
+    run_by.transfer_dock.data.clear()
+    named = validation.run(50)
+    assert validation.is_done(50)
     [(step, file)] = validation_files(tmp_path / VALIDATIONS).items()
     assert step == 50
     written = read_predictions(file)
