@@ -140,7 +140,7 @@ def test_files_that_name_each_other_are_refused(command, files, tmp_path, capsys
 
 
 def test_a_file_may_be_reached_by_two_ways(tmp_path):
-    for name, defaults in (("mine", "left, right"), ("left", "demo"), ("right", "{method: rlvr}")):
+    for name, defaults in (("mine", "left, right"), ("left", "demo"), ("right", "{optional method: rlvr}")):
         (tmp_path / f"{name}.yaml").write_text(f"defaults: [{defaults}, _self_]\n")
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "rlvr.yaml").write_text("name: rlvr\n")

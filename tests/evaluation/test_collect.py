@@ -102,7 +102,10 @@ def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, comm
         file.write('{"id": "q3", "sam')  # as a killed process leaves it
     server.reply = good
     asked(server)
-    for change in ({"temperature": 0.1}, {"samples": 2}, {"method": "joint"}, {"max_tokens": 7}):
+    others = [Record(f"q{i}", "sums", "math", f"{i} + 1?", str(i)) for i in range(QUESTIONS)]
+    write_records(tmp_path / "others.jsonl", others)
+    data = {"data": tmp_path / "others.jsonl"}
+    for change in (data, {"temperature": 0.1}, {"samples": 2}, {"method": "joint"}, {"max_tokens": 7}):
         assert main(command(**change)) == 1
         assert "settings" in capsys.readouterr().err
     assert main(command(concurrency=2)) == 0  # what changes no response may change
@@ -203,3 +206,10 @@ def test_an_unknown_model_a_wrong_key_and_no_server(server, command, capsys, mon
     assert main(command(url="http://127.0.0.1:9/v1", output=tmp_path / "third")) == 1
     assert "http://127.0.0.1:9/v1" in capsys.readouterr().err
     assert not asked(server) - Counter(range(QUESTIONS))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000/v1", "ftp://127.0.0.1/v1", "http:///v1", "https://", "file:///v1"])
+def test_a_url_of_no_server_is_refused_first(command, capsys, tmp_path, url):
+    assert main(command(url=url)) == 2
+    assert url in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

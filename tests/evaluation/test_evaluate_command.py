@@ -10,9 +10,16 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, validation_file, write_predictions
+from coca_mindspeed.evaluation.predictions import (
+    Prediction,
+    read_predictions,
+    rows_by_field,
+    validation_file,
+    write_predictions,
+)
 from coca_mindspeed.evaluation.scoreboard import read_runs
 from tests.tables import read_table
+from tests.tokenizers_for_tests import qwen_like
 
 
 @pytest.fixture
@@ -438,6 +445,25 @@ def test_a_looser_comparison_is_recommended_only_if_it_is_not_used(tmp_path, cap
     error = capsys.readouterr().err
     assert ("contains" in error) == bool(advice)
     assert f"'{advice}'" in error or not advice
+
+
+def test_tokens_are_counted_to_a_confidence_of_the_response_alone(tmp_path):
+    """Not to one beside it, which the response did not need."""
+    qwen_like().save_pretrained(tmp_path / "tokenizer")
+    row = {"question": "1+1?", "answer": "2", "response": "<confidence> 0.7 </confidence> 2"}
+    path = write_lines(tmp_path / "mine.jsonl", row, {**row, "confidence": 0.4})
+    inside, beside = graded(tmp_path / "out", path, "--tokenizer", tmp_path / "tokenizer")
+    assert (inside.confidence, beside.confidence) == (0.7, 0.4)
+    assert inside.tokens_to_confidence is not None
+    assert beside.tokens_to_confidence is None
+
+
+def test_a_column_that_is_named_for_a_field_is_no_other_field(tmp_path):
+    """Neither the one of its name, nor is a column of the field's name read."""
+    row = {"id": "0", "confidence": 0.5, "correct": 1, "dataset": "a", "model": "b"}
+    path = write_lines(tmp_path / "mine.jsonl", row)
+    [(_, found)] = rows_by_field(path, {"model": "dataset"})
+    assert found == {"id": "0", "confidence": 0.5, "correct": 1, "model": "a"}
 
 
 def test_columns_of_responses_may_have_other_names(tmp_path):

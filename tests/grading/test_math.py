@@ -129,8 +129,8 @@ def test_gold_answers_that_cannot_be_used_are_named(grader):
 
 def test_boxed_only_takes_no_other_answer():
     with closing(MathGrader(workers=1, boxed_only=True)) as grader:
-        verdicts = grader.grade([record("7")] * 2, ["The answer is 7.", r"\boxed{7}"])
-    assert [verdict.correct for verdict in verdicts] == [False, True]
+        verdicts = grader.grade([record("7")] * 3, ["The answer is 7.", "7", r"\boxed{7}"])
+    assert [verdict.correct for verdict in verdicts] == [False, False, True]
 
 
 def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader):

@@ -234,21 +234,22 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "pad", "ordinary"),
+    ("tokenizer", "pad", "end", "ordinary"),
     [
-        (kinds.qwen_like, "<|endoftext|>", False),
-        (kinds.qwen_like, "<|im_end|>", False),
-        (kinds.qwen_like, "!", True),
-        (kinds.llama3_like, None, False),
-        (kinds.sentence_piece_like, "<unk>", False),
-        (kinds.sentence_piece_like, "0", True),
-        (kinds.character_level, ".", True),
+        (kinds.qwen_like, "<|endoftext|>", None, False),
+        (kinds.qwen_like, "<|im_end|>", None, False),
+        (kinds.qwen_like, "!", None, True),
+        (kinds.llama3_like, None, None, False),
+        (kinds.sentence_piece_like, "<unk>", None, False),
+        (kinds.sentence_piece_like, "0", None, True),
+        (kinds.character_level, ".", None, True),
+        (kinds.character_level, ".", ".", False),  # the policy writes it at its end
     ],
 )
-def test_padding_by_ordinary_text_is_found(tmp_path, tokenizer, pad, ordinary):
+def test_padding_by_ordinary_text_is_found(tmp_path, tokenizer, pad, end, ordinary):
     tokenizer().save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    loaded.pad_token = pad
+    loaded.pad_token, loaded.eos_token = pad, end or loaded.eos_token
     loaded.save_pretrained(tmp_path)
     assert ordinary_pad_token(AutoTokenizer.from_pretrained(tmp_path)) == (pad if ordinary else None)
 

@@ -75,6 +75,22 @@ def test_without_metadata_the_extra_is_named(monkeypatch):
     assert named(str(caught.value)) == (["openai"], "pip install '.[judge]'")
 
 
+def test_verl_is_installed_into_an_environment_of_its_own():
+    with pytest.raises(MissingDependencyError) as caught:
+        hidden(["verl"])
+    assert ".venv-verl/.installed" in str(caught.value)
+    assert "pip install" not in str(caught.value)
+
+
+def test_a_module_that_a_package_lacks_names_the_package_and_one_of_this_project_none():
+    def missing(name):
+        return packages.missing_package(ModuleNotFoundError(name=name))
+
+    assert named(missing("torch.not_there"))[0] == ["torch"]  # damaged, or too old
+    assert named(missing("ray.util"))[0] == ["ray"]
+    assert missing("coca_mindspeed.not_there") is None
+
+
 OURS = ("cli", "mindspeed.start.driver", "mindspeed.conversion")
 MODULES = [*(f"coca_mindspeed.{name}" for name in OURS), "coca_router", "experiments.reproduce", "benchmarks"]
 
