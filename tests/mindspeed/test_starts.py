@@ -2,22 +2,28 @@
 
 A row has three columns: what lies in the working directory, the command, and its results. Words are separated by
 spaces, results by ``; ``. A result is ``code|key|value`` of a problem, all of which are listed, or ``|key|value`` of an
-accepted start, as far as the row is about it. Values are JSON; absolute paths in the working directory begin with
-``./``. An error without a code has its class for one, and its "value" is a key or name that the message holds.
+accepted start, at least one, as far as the row is about it. Values are JSON; absolute paths in the working directory
+begin with ``./``. An error without a code has its class for one, and its "value" is a key or name that the message
+holds.
 
-The commands, behind environment variables as in a shell:
+The commands, behind environment variables as in a shell, and the keys of their results:
 
-- ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``
+- ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``; its fields and properties
 - ``check [RUN] [OVERRIDE ...]``: the plan, by ``metrics.jsonl`` if it is there, and the run that has begun; A., G., R.
-  and T. stand for sections below ``mindspeed_rl``
-- ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N
-- ``driver [KEY=VALUE ...]``: what the driver checks of MindSpeed-RL's configuration before it starts Ray
+  and T. stand for sections below ``mindspeed_rl``; keys of the written file, ``plan.ROW`` and ``iterations``
+- ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N, and
+  the ``stages``
+- ``driver [KEY=VALUE ...]``: the driver's checks of MindSpeed-RL's configuration before it starts Ray; keys of the
+  configuration, ``process.SETTING``, variables of Ray's workers, and the files whose ``prompts`` were checked
 
 ``_set_up`` lists the words of the first column.
 """
 
+import contextlib
 import copy
 import functools
+import inspect
+import io
 import itertools
 import json
 import os
@@ -159,8 +165,10 @@ def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
 def _layout(changes: list[str]) -> Mapping[str, Any]:
     resolved = resolve_config(_composed(RUN))
     values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(changes))
-    raise_problems(layout_problems(resolved.model_copy(update=values)))
-    return {}
+    changed = resolved.model_copy(update=values)
+    raise_problems(layout_problems(changed))
+    derived = inspect.getmembers(type(changed), lambda member: isinstance(member, property))
+    return changed.model_dump() | {name: value.fget(changed) for name, value in derived if value.fget is not None}
 
 
 def _check(words: list[str]) -> Mapping[str, Any]:
@@ -170,7 +178,8 @@ def _check(words: list[str]) -> Mapping[str, Any]:
     raise_problems(plan.problems)
     if plan.iterations is not None:
         check_begun_run(run, plan.iterations, OUTPUT)
-    return {}
+    written = mindspeed_values(run, plan.iterations or 1, StageFiles(OUTPUT))
+    return {**written, "plan": dict(plan.rows), "iterations": plan.iterations}
 
 
 def _launch(words: list[str]) -> Mapping[str, Any]:
@@ -186,10 +195,17 @@ def _launch(words: list[str]) -> Mapping[str, Any]:
 def _drive(changes: list[str]) -> Mapping[str, Any]:
     base = mindspeed_config(megatron_training={"tokenizer_name_or_path": "model", **DATA})
     config = OmegaConf.merge(base, OmegaConf.from_dotlist(changes))
-    training = driver.prepare(config, os.environ)  # type: ignore[arg-type]
-    settings, sections = training.process.coca, OmegaConf.to_container(training.config)
-    coca = {**settings.model_dump(mode="json"), "rollout_engine": settings.rollout_engine}
-    return {**sections, **{name: value for name, (value, _) in training.variables.items()}, "coca": coca}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        training = driver.prepare(config, os.environ)  # type: ignore[arg-type]
+    process, sections = training.process, OmegaConf.to_container(training.config)
+    coca = {**process.coca.model_dump(mode="json"), "rollout_engine": process.coca.rollout_engine}
+    return {
+        **sections,
+        **{name: value for name, (value, _) in training.variables.items()},
+        "coca": coca,
+        "process": process.model_dump(mode="json", exclude={"coca"}),
+        "prompts": re.findall(r"checking the prompts of (.+)", printed.getvalue()),
+    }
 
 
 COMMANDS = {"layout": _layout, "check": _check, "launch": _launch, "driver": _drive}
@@ -223,7 +239,8 @@ def test_starts(command, tmp_path, homes, monkeypatch, capsys):
     numbers = itertools.count()
 
     def check(beside: str, typed: str, expected: str) -> None:
-        wanted = [_full_key(result) for result in expected.split("; ") if result]
+        wanted = [_full_key(result) for result in re.split(r"; (?=[\w-]*\|)", expected) if result]
+        assert wanted, "a row needs a result"
         variables, _, arguments = typed.partition(command)
         with monkeypatch.context() as patch:
             (place := tmp_path / str(next(numbers))).mkdir()
