@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
-.PHONY: lock lock-oldest lock-opencompass lock-verl docs system-packages .venv
+.PHONY: lock lock-oldest lock-opencompass lock-verl docs frozen system-packages .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z0-9_. -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -196,6 +196,9 @@ clean:  ## remove environments and caches, not runs
 
 clean-runs:  ## remove runs/, trainings included
 	rm -rf runs
+
+frozen: $(STAMP)  ## write the frozen texts of tests anew (what starts write and print)
+	for module in mindspeed.test_run_files launch.test_dry_runs cli.test_frozen_demo; do $(BIN)/python -m tests.$$module || exit 1; done
 
 docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
 	sed -i '1,/<!-- keys -->/!d' docs/configuration.md
