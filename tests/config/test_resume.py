@@ -37,8 +37,8 @@ def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
     expected = {
         "coca": "method grader grading require_evaluated platform chat_template_kwargs prompt_date "
         "rollout_is_threshold",
-        "megatron_training": f"{of_a_checkpoint}seed data_path tokenizer_name_or_path global_batch_size split no_shuffle "
-        "seq_length",
+        "megatron_training": f"{of_a_checkpoint}seed data_path tokenizer_name_or_path global_batch_size split "
+        "no_shuffle seq_length",
         "actor_config": f"{of_a_checkpoint}lr lr_decay_style min_lr weight_decay clip_grad adam_beta1 adam_beta2",
         "rl_config": "init_kl_coef clip_ratio epochs mini_batch_size shuffle_mini_batch n_samples_per_prompt "
         "max_prompt_length verifier_function verifier_weight",
