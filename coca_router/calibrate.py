@@ -1,6 +1,7 @@
 """``coca-router calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,18 +11,19 @@ import numpy.typing as npt
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import json_object, number, place, within
+from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.intervals import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, Floats, show
+from coca_mindspeed.evaluation.metrics import FEWEST_LABELS, METRIC_SPECS, Floats, show
 from coca_mindspeed.evaluation.predictions import (
     GradedPredictions,
     Prediction,
     answers_first,
     gradable,
     outcomes,
-    read_predictions,
 )
-from coca_mindspeed.utils.console import markdown_table, print_markdown
+from coca_mindspeed.evaluation.scoreboard import prediction_files
+from coca_mindspeed.utils.console import markdown_table, print_markdown, print_text
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.packages import require
 from coca_router.calibration import (
@@ -46,7 +48,8 @@ Labels = npt.NDArray[np.bool_]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled predictions of one model")
+    paths = "labelled predictions of one model, or responses to grade, as evaluate takes them"
+    option("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help=paths)
     option("--output", type=place, required=True, help="the calibration (JSON)")
     option("--model", help="name of the model at the backend (default: by the predictions)")
     source = "confidence: stated (default), or answer_logprob, the predictions' answer_probability"
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--sampling", type=json_object({"top_p": 0.9}), default={}, metavar="JSON", help=sampling)
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
     option("--confidence", type=_share(0.999999), default=0.95, help="confidence of the guarantee (default: 0.95)")
+    add_source_options(parser)
 
 
 def _share(highest: float) -> Callable[[str], float]:
@@ -65,7 +69,7 @@ def _share(highest: float) -> Callable[[str], float]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    predictions = [p for path in arguments.predictions for p in read_predictions(path)]
+    predictions = _read(arguments)
     by_log_prob = arguments.source == "answer_logprob"
     plain = by_log_prob and all(p.confidence is None for p in predictions)
     identity = _identity(arguments, predictions, "" if plain else CONFIDENCE_FIRST_PROMPT)
@@ -111,10 +115,25 @@ def run(arguments: argparse.Namespace) -> int:
             text = f"no map can be fitted: {error}\n"
         else:
             raise DataError(f"no map can be fitted: {error}") from error
+    if curve is not None and len(correct) < FEWEST_LABELS:
+        few = f"warning: {len(correct)} labels are fewer than {FEWEST_LABELS}: the map is not shown to be usable"
+        print_text(f"{few}; label more answers", sys.stderr)
     fitted = Calibration(identity=identity, labels=len(correct), curve=curve, certificate=certificate)
     write_json(arguments.output, fitted.model_dump(mode="json"))
     print_markdown(f"{text}{end}{arguments.output}")
     return 0
+
+
+def _read(arguments: argparse.Namespace) -> list[Prediction]:
+    """The predictions of all files, of OpenCompass runs, and of directories that hold one file of predictions."""
+    source = PredictionSource(arguments, arguments.predictions)
+    alone = len(arguments.predictions) == 1
+    predictions: list[Prediction] = []
+    for path in arguments.predictions:
+        files = prediction_files(path) if path.is_dir() else []
+        predictions += source.read(files[0] if len(files) == 1 else path, numbered=alone)
+    source.refuse_unused_options()
+    return predictions
 
 
 def _certify(arguments: argparse.Namespace, predictions: list[Prediction]) -> Certificate:

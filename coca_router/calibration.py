@@ -67,7 +67,7 @@ class Certificate(Section):
     confidence: float = Field(gt=0, lt=1, description="of the guarantee, over draws of the labels")
     threshold: float | None = Field(description="lowest accepted confidence; null: nothing is certified")
     labels: int = Field(ge=0, description="labelled answers, invalid confidences included")
-    accepted: int = Field(ge=0, description="of them at or above the threshold, or the one of the lowest bound")
+    accepted: int = Field(ge=0, description="of them at or above the threshold, or one that is not certified")
     wrong: int = Field(ge=0, description="of the accepted")
     bound: float | None = Field(
         description="exact upper bound of the accepted answers' error, for this threshold alone"
@@ -81,12 +81,16 @@ class Certificate(Section):
                 f"accepted labels wrong; {self.accepted / self.labels:.1%} of all are accepted)"
             )
         least = least_labels(self.risk, self.confidence)
-        nothing = f"nothing is certified at risk {self.risk:g} from {self.labels} labels; "
+        nothing = f"nothing is certified at risk {self.risk:g} from {self.labels} labels"
         if self.bound is None or self.accepted < least:
-            return f"{nothing}even without a wrong one at least {least} accepted labels are needed"
+            return (
+                f"{nothing}; even without a wrong one, at least {least} labels with a valid confidence are needed, "
+                f"found {self.accepted} ({self.wrong} of them wrong)"
+            )
         return (
-            f"{nothing}the lowest upper bound of a threshold's error is {self.bound:.3g} ({self.wrong} of "
-            f"{self.accepted} accepted labels wrong): allow a higher risk, or label more answers"
+            f"{nothing}; a threshold has to accept {least} of them or more, and the lowest upper bound of the error of "
+            f"such a threshold is {self.bound:.3g} ({self.wrong} of {self.accepted} accepted labels wrong): allow a "
+            "higher risk, or label more answers"
         )
 
 
@@ -129,7 +133,9 @@ def certify(stated: Floats, correct: npt.NDArray[np.bool_], *, risk: float, conf
             level = 0.0
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
     bounds = [upper_bound(int(k), int(m), confidence) for k, m in zip(wrong, accepted, strict=True)]
-    at = int(np.argmin(bounds)) if last is None else last
+    # Without a certificate: the lowest bound of a threshold that accepts enough, or all labels.
+    enough = [index for index, count in enumerate(accepted) if count >= least_labels(risk, confidence)]
+    at = min(enough or [len(bounds) - 1], key=lambda index: bounds[index]) if last is None else last
     threshold = None if last is None else float(thresholds[at])
     counts = {"accepted": int(accepted[at]), "wrong": int(wrong[at])}
     return Certificate(**common, threshold=threshold, **counts, bound=bounds[at])

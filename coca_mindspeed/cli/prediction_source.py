@@ -78,7 +78,8 @@ class PredictionSource:
 def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     position = arguments.position
     if position is None:
-        position = METHODS[arguments.method].confidence_position if arguments.method in METHODS else "first"
+        method = vars(arguments).get("method")
+        position = METHODS[method].confidence_position if method in METHODS else "first"
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:

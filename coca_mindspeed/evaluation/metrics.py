@@ -24,6 +24,9 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 Floats = npt.NDArray[np.float64]
 BinsClosed = Literal["right", "left"]
 
+#: With fewer labels, a confidence is not shown to be usable.
+FEWEST_LABELS = 100
+
 
 def check_confidence(confidence: npt.NDArray[Any]) -> None:
     """Raise unless ``confidence`` is a float32 or float64 vector of values in [0, 1] or NaN."""

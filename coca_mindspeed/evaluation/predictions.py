@@ -166,6 +166,9 @@ def _missing(names: Sequence[str], row: Mapping[str, Any]) -> str:
     if "correct" in names:
         wanted = ("correct", "response", "prediction")
         near = next((f"; {name!r}{near}" for name in unknown if (near := did_you_mean(name, wanted))), "")
+        if responses := [name for name in wanted if name in row]:
+            fix = "`coca-mindspeed evaluate FILE --output DIR` writes DIR/predictions.jsonl with verdicts"
+            near = f"; {responses[0]!r} is not graded here: {fix}"
         return f"has no verdict: expected 'correct', or a 'response' (or 'prediction') to grade; found {found}{near}"
     near = did_you_mean(names[0], unknown)
     columns = f'; a column of another name is read by evaluate --columns \'{{"{names[0]}": "COLUMN"}}\''

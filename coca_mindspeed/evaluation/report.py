@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 
 from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.metrics import (
+    FEWEST_LABELS,
     FURTHER_METRICS,
     HEADLINE,
     HEADLINE_METRICS,
@@ -120,9 +121,6 @@ def summary_table(board: Scoreboard) -> str:
     return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
 
 
-_FEWEST_LABELS = 100
-
-
 def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
     """Run and data set -> why its confidence is not shown to separate right from wrong answers; without the others."""
     found = {}
@@ -130,8 +128,8 @@ def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
         if column.is_average or not (count := board.count(run.label, column)):
             continue
         interval = board.interval(run.label, column, "auroc")
-        few = f"{count} labels are fewer than {_FEWEST_LABELS}"
-        reasons = [few] if count < _FEWEST_LABELS else []
+        few = f"{count} labels are fewer than {FEWEST_LABELS}"
+        reasons = [few] if count < FEWEST_LABELS else []
         if not interval.low > 0.5:
             bounds = show_range("auroc", interval.low, interval.high)
             reasons.append(f"the 95% interval of AUROC, {bounds}, is not above 0.5" if bounds else "AUROC is undefined")

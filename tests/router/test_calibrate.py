@@ -115,6 +115,64 @@ def test_labels_that_are_nearly_all_right_are_certified(wrong, calibrate, tmp_pa
     assert (tier.name, tier.certificate) == ("m-1", str(tmp_path / "map.json"))
 
 
+@pytest.fixture
+def calibrate_file(tmp_path, monkeypatch):
+    """Run the command in an empty directory on a file with this text; return its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, text, *options):
+        (tmp_path / name).write_text(text)
+        return main(["calibrate", name, "--model", "m", "--output", "map.json", *options])
+
+    return run
+
+
+def csv(header, verdict):
+    """120 rows of question, answer, prediction (wrong in each third) and confidence, by their columns."""
+    rows = [f"q{i},{i},{i + (i % 3 == 0)},{0.9 - 0.4 * (i % 3 == 0):g}" for i in range(120)]
+    return "\n".join([header, *(f"{row},{i % 3 != 0}" if verdict else row for i, row in enumerate(rows))])
+
+
+GOLD = "\n".join(json.dumps({"id": str(i), "question": f"q{i}", "answer": str(i), "dataset": "d"}) for i in range(120))
+RESPONSES = "\n".join(
+    json.dumps({"id": str(i), "response": f"<confidence>{0.9 - 0.4 * (i % 3 == 0)}</confidence>{i + (i % 3 == 0)}"})
+    for i in range(120)
+)
+# Files that `evaluate` reads: name, text and options.
+READ = [
+    ("a.csv", csv("question,answer,prediction,confidence", False), []),
+    ("a.csv", csv("question,answer,prediction,p", False), ["--columns", '{"confidence": "p"}']),
+    ("a.csv", csv("question,gold,response,confidence,correct", True), []),
+    ("a.csv", csv("question,answer,prediction,confidence", False), ["--grader", "exact"]),
+    ("a.jsonl", RESPONSES, ["--gold", "gold.jsonl"]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "options"), READ)
+def test_it_takes_the_files_that_evaluate_takes(name, text, options, calibrate_file, tmp_path):
+    (tmp_path / "gold.jsonl").write_text(GOLD)
+    assert calibrate_file(name, text, *options) == 0
+    calibration = read_calibration(tmp_path / "map.json")
+    assert calibration.labels == 120
+    assert calibration.recalibrate(0.9) == pytest.approx(1, abs=0.01)
+    assert calibration.recalibrate(0.5) == pytest.approx(0, abs=0.01)
+
+
+def test_it_takes_a_directory_of_one_file(tmp_path, capsys):
+    for name in ("predictions", "predictions_after"):
+        write_predictions(tmp_path / "d" / f"{name}.jsonl", predictions(120))
+        code = main(["calibrate", str(tmp_path / "d"), "--output", str(tmp_path / "map.json")])
+        assert code == (0 if name == "predictions" else 1)
+    err = capsys.readouterr().err
+    assert all(f"{name}.jsonl" in err for name in ("predictions", "predictions_after"))
+
+
+@pytest.mark.parametrize(("labels", "warned"), [(99, True), (100, False)])
+def test_a_map_from_few_labels_is_warned_of(labels, warned, calibrate, capsys):
+    assert calibrate(predictions(labels)) == 0
+    assert ("warning: 99 labels" in capsys.readouterr().err) == warned
+
+
 ALL_RIGHT = [replace(p, correct=True) for p in predictions(30)]
 REFUSED = {
     "temperature": (predictions(30), ["--sampling", '{"temperature": 1}'], 2, "--sampling"),
@@ -129,6 +187,7 @@ REFUSED = {
     "prompt": (predictions(30), ["--system-prompt", "absent.txt"], 1, "absent.txt"),
     "risk": (predictions(30), ["--risk", "1.5"], 2, "--risk"),
     "confidence": (predictions(30), ["--confidence", "1"], 2, "--confidence"),
+    "nothing to grade": (predictions(30), ["--grader", "exact"], 2, "--grader"),
 }
 
 

@@ -102,7 +102,8 @@ def test_the_least_number_of_labels():
     enough = certify(np.full(59, 0.9), np.ones(59, bool), risk=0.05, confidence=0.95)
     assert (enough.threshold, enough.wrong, enough.accepted) == (0.0, 0, 59)
     nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
-    assert nothing.threshold is None
+    assert (nothing.threshold, nothing.accepted) == (None, 0)
+    assert "59" in nothing.sentence()
 
 
 def test_a_refusal_with_enough_labels_names_the_error_that_was_reached():
@@ -112,3 +113,17 @@ def test_a_refusal_with_enough_labels_names_the_error_that_was_reached():
     assert (found.accepted, found.wrong) == (200, 100)
     assert 0.5 < found.bound < 0.57
     assert all(figure in found.sentence() for figure in (f"{found.bound:.3g}", "100 of 200"))
+
+
+def test_a_refusal_names_a_threshold_that_accepts_enough_labels():
+    """The 20 surest of 191 are right, which is too few; of the 70 surest 14 are wrong, and of all 60."""
+    stated = np.concatenate([np.full(20, 0.97), np.full(50, 0.9), np.full(121, 0.5), np.full(9, math.nan)])
+    correct = np.ones(200, bool)
+    correct[20:34] = correct[70:116] = False
+    found = certify(stated, correct, risk=0.05, confidence=0.95)
+    assert (found.threshold, found.accepted, found.wrong) == (None, 70, 14)
+    assert found.bound == pytest.approx(upper_bound(14, 70, 0.95))
+    assert all(figure in found.sentence() for figure in ("200", "59", "14 of 70", f"{found.bound:.3g}"))
+    few = certify(stated[150:], correct[150:], risk=0.05, confidence=0.95)
+    assert (few.threshold, few.accepted, few.wrong) == (None, 41, 0)
+    assert all(figure in few.sentence() for figure in ("50", "59", "41"))
