@@ -19,6 +19,12 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],),
     "logprobs": (False,), "top_logprobs": (0,), "include_stop_str_in_output": (False,),
 }  # fmt: skip
+# Of earlier answers, which clients send back.
+_NEUTRAL_IN_MESSAGES: Mapping[str, Sequence[Any]] = {
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's
+}
 # Parameters of tools and response formats, and fields of their messages, which a tier with passthrough gets.
 _PASSED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 _CALLS = ("tool_calls", "tool_call_id")
@@ -164,9 +170,7 @@ def read_request(body: bytes, served: str, *, thresholds: bool = False, tools: b
     except ValueError as error:
         raise ApiError(400, "the request's body: expected finite numbers, found NaN or an infinite one") from error
     for index, message in enumerate(request.messages):
-        _refuse_extra(
-            message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)}, _CALLS if tools else ()
-        )
+        _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGES, _CALLS if tools else ())
         if (message.role == "tool" and not tools) or (message.content is None and not message.has_calls()):
             raise ApiError(400, f"messages[{index}]: expected a message with a text", param="messages")
     _refuse_extra(request, "", _NEUTRAL, _PASSED if tools else ())

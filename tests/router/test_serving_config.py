@@ -1,5 +1,8 @@
 """The serving file: what it says, and errors that name file and key."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from coca_mindspeed.errors import ConfigError
@@ -85,6 +88,14 @@ def test_all_mistakes_are_named_and_invalid_yaml_is_refused(tmp_path):
     for text in ("- 1", "a: [", ""):
         with pytest.raises(ConfigError, match=r"serving\.yaml"):
             read_serving_config(written(tmp_path, text))
+
+
+def test_the_examples_of_the_page_are_configurations(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    examples = re.findall(r"<<'YAML'\n(.*?)\nYAML\n", page, re.DOTALL)
+    configs = [read_serving_config(written(tmp_path, example)) for example in examples]
+    tiers = [[(tier.name, tier.states_confidence) for tier in config.tiers] for config in configs]
+    assert tiers == [[("small", True), ("large", False)], [("small", True)], [("small", True), ("large", True)]]
 
 
 def test_paths_are_relative_to_the_file(tmp_path):
