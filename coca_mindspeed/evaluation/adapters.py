@@ -280,7 +280,8 @@ def _response_row(row: Mapping[str, Any], where: str, columns: Mapping[str, str]
         if "gold" not in values:
             fix = "name records with the same ids (--gold), or the column of the gold answers (--columns)"
             raise DataError(f"{where}: has a response, and neither a verdict ('correct') nor a gold answer; {fix}")
-    for name in ("id", "response") if number is None else ("question", "id", "response", "gold"):
+    names: Sequence[str] = ("id", "response") if number is None else ("question", "id", "response", "gold")
+    for name in names:
         alias = next((alias for alias, of in RESPONSE_ALIASES.items() if of == name and alias in row), name)
         column = columns.get(name, name if name in row else alias)
         if name not in values:
