@@ -41,6 +41,11 @@ class IntegrationSettings(ScoringSettings):
         return bisect_right([math.ceil(total * end / ends[-1] - 1e-9) for end in ends[:-1]], step)
 
 
+def rows_of_process(number: int, rank: int) -> slice:
+    """The rows of process ``rank`` among those of all processes in their order, with ``number`` rows each."""
+    return slice(rank * number, (rank + 1) * number)
+
+
 def integration_settings(section: Mapping[str, Any], engine: Engine) -> IntegrationSettings:
     """Validate a section ``coca`` (docs/verl.md) for ``trl`` or ``ms_swift``.
 

@@ -23,7 +23,13 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
-from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
+from coca_mindspeed.integrations.settings import (
+    RowGrader,
+    check_prompt,
+    check_version,
+    integration_settings,
+    rows_of_process,
+)
 from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
@@ -218,7 +224,7 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        self._scored = parsed.scored(correct[self._own_rows(len(ids))])
+        self._scored = parsed.scored(correct[rows_of_process(len(ids), self.accelerator.process_index)])
         return verdicts
 
     def _give_credit(self, output: Mapping[str, Any]) -> Credited:
@@ -273,11 +279,6 @@ class CocaTrainer(GRPOTrainer):
     def _group_size(self) -> int:
         return int(self.num_generations if self.model.training else self.num_generations_eval)
 
-    def _own_rows(self, number: int) -> slice:
-        """Return this process's rows among the rows of all processes; each process has ``number`` rows."""
-        start = self.accelerator.process_index * number
-        return slice(start, start + number)
-
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Replace TRL's advantages, ``[B]``, by token advantages, ``[B, T]``; TRL's loss takes both."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -286,7 +287,7 @@ class CocaTrainer(GRPOTrainer):
         ids, credited = output["completion_ids"], self._give_credit(output)
         scored = credited.scored
         self._log_columns(credited)
-        advantages = credited.token_advantages[self._own_rows(len(ids))].to(ids.device)
+        advantages = credited.token_advantages[rows_of_process(len(ids), self.accelerator.process_index)].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
         found = values(rollout_metrics(credited))
         if not self.model.training:

@@ -11,7 +11,7 @@ from coca_mindspeed.data.export import trl_row
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, DataError
 from coca_mindspeed.integrations import ms_swift, settings
-from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings
+from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings, rows_of_process
 
 ROOT = Path(__file__).parents[2]
 STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
@@ -112,3 +112,12 @@ def test_rows_are_checked_and_graded():
         grader.check("train", [texts[0], "{}"])
     with pytest.raises(DataError, match="data export"):
         grader.grade([None], ["1"])
+
+
+@pytest.mark.parametrize(("number", "processes"), [(1, 1), (3, 1), (1, 4), (3, 4)])
+def test_each_process_has_its_own_rows_of_all(number, processes):
+    """Joined in the order of the ranks, they are all rows again."""
+    gathered = list(range(number * processes))
+    parts = [gathered[rows_of_process(number, rank)] for rank in range(processes)]
+    assert [row for part in parts for row in part] == gathered
+    assert {len(part) for part in parts} == {number}
