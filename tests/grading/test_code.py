@@ -20,7 +20,7 @@ from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
 from tests.shared_data import shared_data
 
-pytestmark = [needs_sandbox, pytest.mark.timing]
+pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,7 @@ def test_stdio_compares_words(grader):
     assert dict(zip(OUTPUTS, [verdict.correct for verdict in verdicts], strict=True)) == OUTPUTS
 
 
+@pytest.mark.timing
 def test_only_a_limit_on_time_counts_as_a_timeout(grader):
     stdio = {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}
     call = {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 1}]}

@@ -36,8 +36,6 @@ from tests.grading.processes import (
 from tests.grading.sandbox_package import REPOSITORY, needs_sandbox
 from tests.support.waiting import Clock, until
 
-pytestmark = pytest.mark.timing
-
 
 @pytest.fixture(scope="module")
 def workers():
@@ -63,6 +61,7 @@ def test_workers_start_with_a_search_path_that_holds_more_than_text(monkeypatch)
     assert path == [entry for entry in sys.path if isinstance(entry, str)]
 
 
+@pytest.mark.timing
 def test_a_hang_is_killed_and_delays_only_itself(workers):
     timeouts, restarts = workers.timeouts, workers.restarts
     results = list(workers.map(dispatch, [(process_id, 0), (hang_in_one_bytecode, 0), *[(process_id, 0)] * 200]))
@@ -143,6 +142,7 @@ def test_a_process_that_is_refused_is_asked_for_again(monkeypatch, allowed, refu
             assert [result.value for result in workers.map(double, range(10))] == [2 * n for n in range(10)]
 
 
+@pytest.mark.timing
 def test_a_kernel_timer_limits_a_tasks_processor_time(monkeypatch):
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 200.0)
     with closing(Workers(count=1, seconds=0.5)) as workers:
@@ -153,6 +153,7 @@ def test_a_kernel_timer_limits_a_tasks_processor_time(monkeypatch):
         assert [result.value for result in workers.map(compute, [0.35, 0.35])] == [0.35, 0.35]
 
 
+@pytest.mark.timing
 def test_a_busy_machine_costs_a_task_time_and_not_its_result(monkeypatch):
     """Other programs take the processor: 0.3 s may take a minute here, beyond the usual limit in wall time."""
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 200.0)
@@ -356,6 +357,7 @@ assert sandbox.run(job, 15.0).outcome == "right"
     run(code, {"RLIMIT_CPU": 20})
 
 
+@pytest.mark.timing
 def test_a_worker_that_has_used_up_an_inherited_limit_is_replaced():
     """It is given more to do, in tasks, than one process may compute."""
     code = """
