@@ -11,6 +11,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.errors import MissingDependencyError
 from tests.chat_server import chat_server
+from tests.local.models_for_tests import write_random_model
 
 QUESTIONS = ("2100+4300", "1100+2200")
 
@@ -73,6 +74,17 @@ def test_a_models_file_runs_no_code_and_is_checked(exported, tmp_path, monkeypat
     (exported / "coca_prompt.json").write_text(json.dumps(prompt))
     assert main(["ask", str(exported), "2100+4300"]) == 1
     assert "coca_prompt.json: " in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_python_of_a_models_directory_is_not_run(tmp_path):
+    """Whether the model is refused, or read by the class that transformers has for its kind."""
+    model = write_random_model(tmp_path / "model", "qwen2")
+    config = json.loads((model / "config.json").read_text())
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (model / "config.json").write_text(json.dumps({**config, "auto_map": names}))
+    (model / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    main(["ask", str(model), "1+1?", "--max-tokens", "1"])
     assert not (tmp_path / "ran").exists()
 
 
