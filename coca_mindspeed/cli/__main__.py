@@ -2,8 +2,6 @@
 
 import sys
 
-from coca_mindspeed.cli import main
-from coca_mindspeed.utils.packages import name_missing_packages
+from coca_mindspeed.__main__ import main
 
-name_missing_packages()
 sys.exit(main())

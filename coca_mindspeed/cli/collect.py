@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli.options import at_least, place, template_variables, within
 from coca_mindspeed.data.records import read_records, records_digest
 from coca_mindspeed.errors import DataError, UsageError
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_text, without_password
 from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines
 from coca_mindspeed.utils.packages import require
 
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask the server for the responses that ``--output`` lacks."""
     if not re.match(r"https?://[^/\[\]\s]+", arguments.url):
-        raise UsageError(f"{arguments.url}: expected a URL such as http://127.0.0.1:8000/v1")
+        raise UsageError(f"{without_password(arguments.url)}: expected a URL such as http://127.0.0.1:8000/v1")
     try:
         method = training_method(arguments.method)
     except ValueError as error:
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chat_template_kwargs:
         options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
     settings = {
-        **{"URL": arguments.url, "--model": arguments.model, "--method": arguments.method},
+        **{"URL": without_password(arguments.url), "--model": arguments.model, "--method": arguments.method},
         **{"--samples": arguments.samples, "request": options},
         "content of --data": records_digest(records)["sha256"],
     }
@@ -72,9 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
             if not (responses.exists() and responses.stat().st_size):  # no response, so the settings bind nothing
                 responses.unlink(missing_ok=True)
                 (output / "settings.json").unlink()
-    cut = sum(row.get("finish_reason") == "length" for _, row in read_json_lines(responses))
-    if cut:
-        print_text(f"warning: {cut} of {len(questions)} responses were cut by --max-tokens", sys.stderr)
-    grade = f"coca-mindspeed evaluate {responses} --gold {arguments.data} --method {arguments.method} --output {output}"
-    print_text(f"{len(questions)} responses: {responses}; grade them: {grade}")
+    rows = [row for _, row in read_json_lines(responses)]
+    for count, what in (
+        (sum(row.get("finish_reason") == "length" for row in rows), "were cut by --max-tokens"),
+        (sum(not row["response"].strip() for row in rows), "are empty; evaluate counts them as wrong"),
+    ):
+        if count:
+            print_text(f"warning: {count} of {len(questions)} responses {what}", sys.stderr)
+    grade = ["coca-mindspeed", "evaluate", str(responses), "--gold", str(arguments.data)]
+    grade += ["--method", arguments.method, "--output", str(output)]
+    print_text(f"{len(questions)} responses: {responses}; grade them: {shlex.join(grade)}")
     return 0

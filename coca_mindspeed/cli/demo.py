@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 
 from coca_mindspeed.cli.ask import ask
@@ -9,7 +10,7 @@ from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.local.start import open_run
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import one_line, print_text
 
 _SHOWN_KINDS = ("1+2", "2+2", "3+3", "2*1", "2*2")
 
@@ -28,20 +29,28 @@ def run(arguments: argparse.Namespace) -> int:
     if any(re.match(r"\+{0,2}seed=", override) for override in arguments.overrides):
         raise UsageError("demo: set the seed by --seed N, not by seed=")
     composed = compose_run("demo", [f"seed={arguments.seed}", *arguments.overrides])
-    if composed.run.evaluation.final_questions == 0:
-        raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
+    for needed, key in (
+        (composed.run.evaluation.final_questions != 0, "evaluation.final_questions=0"),
+        (composed.run.data.has_held_out, "data.evaluate=null"),
+    ):
+        if not needed:
+            raise ConfigError(f"{key}: the demo shows answers before and after; at least 1 question is needed")
     with open_run(composed, arguments.output, resume=arguments.resume, show_progress=not arguments.quiet) as local:
         policy = local.start()
         before = local.evaluate_before(policy)
         local.train(policy)
         after = local.evaluate_after(policy)
+        held_out = local.inputs.evaluate
+        by_kind = (next((r for r in held_out if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS)
+        asked = [record for record in by_kind if record is not None] or held_out[: len(_SHOWN_KINDS)]
+        replies = ask(policy, local.config, asked, 1)
+        verdicts = local.inputs.grader.grade(asked, [reply.answer for reply in replies])
     from coca_mindspeed.local.report import finish_run  # it imports torch
 
     finish_run(local, before, after)
-    shown = [next((r for r in local.inputs.evaluate if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS]
-    asked = [record for record in shown if record is not None]
-    print_text("\nFive held-out questions, from easy to hard (confidence, question, answer):")
-    for record, reply in zip(asked, ask(policy, local.config, asked, 1), strict=True):
-        print_text(f"  {reply.line}  [{'right' if reply.answer == record.answer else f'{record.answer} is right'}]")
-    print_text(f"Ask it more: coca-mindspeed ask {arguments.output} '{asked[0].question}'")
+    order = ", from easy to hard" if composed.run.data.name == "arithmetic" else ""
+    print_text(f"\nHeld-out questions{order} (confidence, question, answer):")
+    for record, reply, verdict in zip(asked, replies, verdicts, strict=True):
+        print_text(f"  {reply.line}  [{'right' if verdict.correct_or_none else f'{one_line(record.answer)} is right'}]")
+    print_text(f"Ask it more: {shlex.join(['coca-mindspeed', 'ask', str(arguments.output), asked[0].question])}")
     return 0

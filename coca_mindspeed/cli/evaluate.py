@@ -41,6 +41,7 @@ from coca_mindspeed.evaluation.scoreboard import (
     unique_labels,
 )
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
+from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import write_json
 
@@ -58,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_writable(arguments.output)
     predictions = _read_all(arguments)
     base = None if arguments.against is None else _base(arguments.against)
     _refuse_repeats(predictions, arguments.files)

@@ -14,7 +14,7 @@ from coca_mindspeed.evaluation.adapters import is_ungraded, read_opencompass, re
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, rows_by_field
 from coca_mindspeed.evaluation.scoreboard import prediction_files
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_text, without_password
 from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of grading, which files of predictions do not need.
@@ -50,7 +50,8 @@ class PredictionSource:
         for path in paths:
             if str(path).startswith(("http:", "https:")):
                 raise UsageError(
-                    f"{path}: a server's responses are collected by `coca-mindspeed collect URL`, then evaluated"
+                    f"{without_password(str(path))}: a server's responses are collected by `coca-mindspeed collect "
+                    "URL`, then evaluated"
                 )
 
     def read(self, path: Path, *, numbered: bool) -> list[Prediction]:

@@ -7,7 +7,7 @@ from coca_mindspeed.cli.options import bins_closed, place
 from coca_mindspeed.evaluation.report import write_report
 from coca_mindspeed.evaluation.scoreboard import read_runs
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.directories import check_writable, is_ours
 from coca_mindspeed.utils.packages import require
 
 
@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     runs, closed = arguments.runs, arguments.bins_closed
     alone = runs[0] if len(runs) == 1 and runs[0].is_dir() else None
     output = arguments.output or alone or Path("report")
+    check_writable(output)
     if alone is not None and is_ours(alone, "run"):
         from coca_mindspeed.local.report import is_finished, write_run_report  # torch takes seconds to import
 

@@ -1,4 +1,4 @@
-"""``coca-mindspeed watch``: a running training in the terminal, until it has done its last step."""
+"""``coca-mindspeed watch``: a running training in the terminal, until it ends; once, if the output is a file."""
 
 import argparse
 import json
@@ -25,7 +25,8 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, bin_table, calibration_metrics, show
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, gap_problem, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
-from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours
+from coca_mindspeed.utils.custom_code import is_custom
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours, is_running
 from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines
 from coca_mindspeed.utils.progress import Pace
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -46,6 +47,7 @@ _SCALARS: tuple[tuple[str, str], ...] = (
     ("eval/tokens_to_confidence", "tokens to confidence"),
 )
 _BEGUN = ("metrics.jsonl", "mindspeed_rl.yaml")  # the latter is there before the first iteration on Ascend
+_GO_ON = "no process trains it; its command with --resume continues it"
 _SAMPLE_FILES = 20  # newest files of rollout samples behind the reliability table; each holds few answers
 
 
@@ -100,24 +102,30 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def dashboard(path: Path) -> tuple[RenderableType, bool]:
-    """Return the state of the run in ``path``, for rich to print, and whether the run is finished."""
+    """Return the state of the run in ``path``, for rich to print, and whether the run has ended."""
+    stopped = is_running(path) is False
     rows = _rows(path / "metrics.jsonl")
     if not rows:
-        text = "waiting for the first step"
+        text = f"stopped before its first step; {_GO_ON}" if stopped else "waiting for the first step"
         with suppress(OSError, ValueError):  # no stage before it has written anything, or half of it
             state = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-            text = f"{state['title']} {state['step']}/{state['total']}{_left(state['left'])}"
-        return Panel(Text(text), title=terminal_text(str(path))), False
+            left = f"; {text}" if stopped else _left(state["left"])
+            text = f"{state['title']} {state['step']}/{state['total']}{left}"
+        return Panel(Text(text), title=terminal_text(str(path))), stopped
     step, progress, finished = rows[-1].get("step", "?"), "", False
     config = None
     with suppress(OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
         config = validate_config(read_yaml(path / "config.yaml"), path / "config.yaml")
-    if config is not None and isinstance(step, int):
-        total, finished = config.total_steps, step == config.total_steps
+    method = None
+    if config is not None and isinstance(step, int) and not is_custom(config.method.name):  # whose code is not run
+        method, total = config.method.training_method, config.total_steps
+        finished = step == total
         pace = Pace(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
-        progress = f" of {total}{_left(pace.left(step) if step < total else None)}"
+        progress = f" of {total}{_left(pace.left(step) if step < total and not stopped else None)}"
     parts: list[RenderableType] = []
-    problems = {**health_problems(rows[-NO_SIGNAL_STEPS:]), **gap_problem(rows)}
+    if stopped and not finished:
+        parts.append(Text(f"stopped after step {step}; {_GO_ON}"))
+    problems = {**health_problems(rows[-NO_SIGNAL_STEPS:], method), **gap_problem(rows)}
     if len(rows) >= NO_SIGNAL_STEPS and problems:
         text = "\n".join(f"warning: {text}" for text in problems.values())
         parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
@@ -125,7 +133,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     answers = [row for file in samples for _, row in read_json_lines(file)]
     parts.append(Panel(_scalars(rows), title=terminal_text(f"{path.name}, step {step}{progress}")))
     parts.append(Panel(_reliability(answers), title=f"Reliability of rollout samples{_steps_of(samples)}"))
-    return Group(*parts), finished
+    return Group(*parts), finished or stopped
 
 
 def _steps_of(files: Sequence[Path]) -> str:
@@ -138,7 +146,7 @@ def _steps_of(files: Sequence[Path]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run's directory, which holds metrics.jsonl")
     parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between updates (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="print once and stop")
+    parser.add_argument("--once", action="store_true", help="print once and stop, as into a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError(f"{arguments.directory}: is not a directory; expected the --output directory of a training")
     _require_run(arguments.directory)
     view, finished = dashboard(arguments.directory)
-    if arguments.once:
+    if arguments.once or finished or not sys.stdout.isatty():
         Console(file=sys.stdout).print(view)
         return 0
     with suppress(KeyboardInterrupt), Live(view, auto_refresh=False) as live:

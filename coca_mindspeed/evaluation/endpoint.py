@@ -11,7 +11,8 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.chat_client import ChatClient, ChatError
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.console import one_line, without_password
+from coca_mindspeed.utils.files import naming
 from coca_mindspeed.utils.json_files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
 
 #: Environment variable with the key; a server that needs none is asked without it.
@@ -55,9 +56,10 @@ def ask(
 
             def add(key: Key, reply: dict[str, Any]) -> None:
                 rows[key] = {"id": key[0], "sample": key[1], **reply}
-                file.write(to_json_line(rows[key]).encode("utf-8"))
-                file.flush()
-                os.fsync(file.fileno())
+                with naming(path):
+                    file.write(to_json_line(rows[key]).encode("utf-8"))
+                    file.flush()
+                    os.fsync(file.fileno())
                 progress(len(rows))
 
             asyncio.run(_ask_all(endpoint, missing, system_prompt, add))
@@ -113,14 +115,14 @@ def _explained(
     error: ChatError, endpoint: Endpoint, models: list[str] | None, record: Record | None
 ) -> ConfigError | DataError:
     """The error for the user of a failed request; ``record`` None: of the list of models."""
-    where, status, said = endpoint.url, error.status, str(error)
+    where, status, said = without_password(endpoint.url), error.status, str(error)
     if status is None:
         return ConfigError(f"{where}: gives no answer: {said}")
     if status in (401, 403):
         return ConfigError(f"{where}: refuses the key in the environment variable {KEY_VARIABLE}: {said}")
     if status == 404 and models:
         names = ", ".join(map(one_line, models))
-        return ConfigError(f"--model {endpoint.model}: unknown to {endpoint.url}, which has: {names[:_LONGEST]}")
+        return ConfigError(f"--model {endpoint.model}: unknown to {where}, which has: {names[:_LONGEST]}")
     if status == 404:
         return ConfigError(
             f"{where}: {said}; expected a URL below which chat/completions is, often .../v1, and a --model"

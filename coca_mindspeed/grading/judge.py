@@ -18,6 +18,7 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict, refuse_empty
+from coca_mindspeed.utils.console import without_password
 from coca_mindspeed.utils.packages import require
 
 INSTRUCTIONS = """\
@@ -81,6 +82,11 @@ class JudgeGrader(TalliedGrader):
             raise GradingError(
                 "the language model judge is not configured: set its url (an OpenAI-compatible endpoint, for example "
                 "http://127.0.0.1:8000/v1) and model"
+            )
+        if without_password(url) != url:
+            raise GradingError(
+                f"the judge's url {without_password(url)} is given with a user name or password, which a run's files "
+                "would hold; leave them out, and put a key into the variable that key_variable names"
             )
         if seconds <= 0 or total_seconds < seconds:
             raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")

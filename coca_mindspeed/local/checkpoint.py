@@ -18,7 +18,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.policy import Policy, merged_weights, save_adapters
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.scoring.metrics import BestValue
-from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.files import naming, whole_directory
 
 
 def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
@@ -85,7 +85,9 @@ def save_checkpoint(
                 save_model(policy, writing / "model")
             else:
                 save_adapters(policy, writing / "adapters")
-            torch.save(optimizer.state_dict(), writing / "optimizer.pt")
+            # With a name instead of a file, torch's error of a full disk speaks of positions.
+            with naming(path / "optimizer.pt"), (writing / "optimizer.pt").open("wb") as file:
+                torch.save(optimizer.state_dict(), file)
     # safetensors and torch raise errors of their own, with the system's message inside.
     except Exception as error:
         reason = f"step {step}: the checkpoint {path} could not be written: {error}"

@@ -14,7 +14,7 @@ from coca_mindspeed.config.checks import CHECKS, missing_data, missing_model, or
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import records_digest
-from coca_mindspeed.errors import find_problems, raise_problems
+from coca_mindspeed.errors import Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import check_template_file, download_model
@@ -59,6 +59,7 @@ def open_run(
             check_same_settings(state, config)
         train, evaluate = load_data(config.data)
         config = with_steps(config, len(train))
+        raise_problems(list(warm_up_too_long(config)))
         warm_up = read_warm_up_records(config)
         sets = {"train": train, "evaluate": evaluate, **({"warm_up": warm_up} if warm_up else {})}
         digests = {name: records_digest(records) for name, records in sets.items()}
@@ -80,11 +81,23 @@ def open_run(
             yield LocalRun.checked(inputs, composed.name, print_plan=print_plan)
 
 
+def warm_up_too_long(config: RunConfig) -> Iterator[Problem]:
+    """A problem if ``optimizer.warmup_steps`` exceeds the steps of a stage, so that its rate is never reached."""
+    warmup, steps = config.optimizer.warmup_steps, config.trainer.steps
+    if warmup > steps:
+        reason = (
+            f"must be at most trainer.steps={steps}: the learning rate would end at {steps / warmup:.3g} of its value"
+        )
+        yield Problem("warmup-length", "optimizer.warmup_steps", warmup, reason, f"set it to {steps} or less")
+
+
 def check_settings(config: RunConfig, *, resume: bool = False, heading: str = "") -> None:
     """Raise ConfigError with all problems of a configuration and of its files, MissingDependencyError for a log.
 
     A run to ``resume`` has a model of its own, and keeps its data.
     """
     files = [or_on_the_hub(missing_data)] if resume else [or_on_the_hub(missing_data), or_on_the_hub(missing_model)]
-    raise_problems(find_problems(config, CHECKS, files, [] if resume else [same_data]), heading)
+    # The number of steps of data.epochs is not known yet.
+    checks = CHECKS if config.data.epochs is not None else (*CHECKS, warm_up_too_long)
+    raise_problems(find_problems(config, checks, files, [] if resume else [same_data]), heading)
     require_loggers(config.logging)

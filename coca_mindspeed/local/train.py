@@ -194,7 +194,7 @@ class Trainer:
             progress.advance(done.number, done.metrics, done.timing)
 
         def warn(done: StepResult) -> None:
-            if warning := health.after_step(done.number, done.metrics):
+            if warning := health.after_step(done.number, done.metrics, config.method.training_method):
                 progress.note(warning)
 
         followers: list[AfterStep] = [write_samples, evaluate, write_metrics, show_progress, warn]

@@ -234,6 +234,11 @@ def check_lengths(
                 if (token_id := max(ids)) >= rows:
                     token = tokenizer.convert_ids_to_tokens(token_id)
                     refuse_id(f"{token!r} in the prompt of {name} the id {token_id}", "")
+                if context is not None and length >= context.tokens:
+                    raise DataError(
+                        f"{name}: its prompt has {length} tokens, and the context of {model} has {context.tokens} for "
+                        f"prompt and response: {context.reason}"
+                    )
                 if context is not None and length + limits.response > context.tokens:
                     reason = (
                         f"with the prompt of {name} ({length} tokens) exceeds the {context.tokens} tokens of {model}: "

@@ -234,7 +234,8 @@ def _windows(kind: str, config: Mapping[str, Any], longest: int) -> Iterator[str
     if short and config.get("use_sliding_window") is not False and not beyond:
         yield "sliding_window"
     kinds = config.get("layer_types") or []
-    if any(each != "full_attention" for each in kinds) and (short or window is None):
+    listed = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if not listed and (short or window is None):
         yield "layer_types"
 
 

@@ -16,6 +16,7 @@ from coca_mindspeed.utils.json_files import read_object, write_json
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from coca_mindspeed.algorithm.methods import TrainingMethod
     from coca_mindspeed.scoring.rollout import Credited, Scored
 
 
@@ -164,12 +165,17 @@ _UNGRADABLE = 0.05
 _LOW_ENTROPY = 0.1
 
 
-def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _confidence_should_vary(method: TrainingMethod | None) -> bool:
+    """Whether a method rewards a confidence that no answer before it decides; so do custom methods without a base."""
+    return method is None or (method.confidence_position != "last" and getattr(method, "rewards_confidence", True))
+
+
+def health_problems(rows: Sequence[Mapping[str, Any]], method: TrainingMethod | None = None) -> dict[str, str]:
     """Find reasons why a run learns less than it should, in consecutive steps (rows of metrics.jsonl).
 
-    Metrics that are missing or NaN are ignored.  Returns text for the user by code: ``invalid``, ``no_signal`` (in
-    neither segment), ``no_confidence_signal``, ``low_entropy`` (it comes before), ``no_answer_signal``, ``ungradable``
-    or ``cut_off``.
+    Metrics that are missing or NaN are ignored; ``method`` None: not known.  Returns text for the user by code:
+    ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``, ``low_entropy`` (it comes before; not of
+    a method that states the confidence last or does not reward it), ``no_answer_signal``, ``ungradable``, ``cut_off``.
     """
     invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
     cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
@@ -188,7 +194,7 @@ def health_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         problems["no_confidence_signal"] = (
             f"the confidence segments learn nothing: their rewards are equal in {confidence:.0%} of the groups"
         )
-    elif entropy < _LOW_ENTROPY:
+    elif entropy < _LOW_ENTROPY and _confidence_should_vary(method):
         problems["low_entropy"] = (
             f"the confidence is becoming the same in all responses: its entropy is {entropy:.3f} nats a token"
         )
@@ -247,14 +253,17 @@ class HealthWarnings:
         self._last_seen: dict[str, int] = {}
         self._gap: dict[str, str] = {}  # of the last evaluation; it stands until the next
 
-    def after_step(self, step: int, metrics: Mapping[str, Any]) -> str | None:
-        """Add the metrics of ``step`` (from 1) and return a warning, or None if no problem is new."""
+    def after_step(self, step: int, metrics: Mapping[str, Any], method: TrainingMethod | None = None) -> str | None:
+        """Add the metrics of ``step`` (from 1) and return a warning, or None if no problem is new.
+
+        ``method``: see :func:`health_problems`.
+        """
         self._recent.append(dict(metrics))
         if len(self._recent) < NO_SIGNAL_STEPS:
             return None
         if Gap.of([metrics], HELD_OUT) is not None:
             self._gap = gap_problem(list(self._recent))
-        problems = {**health_problems(self._recent), **self._gap}
+        problems = {**health_problems(self._recent, method), **self._gap}
         new = [
             text
             for code, text in problems.items()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
 
-from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.console import one_line, without_password
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LONGEST_ASKED_SECONDS = 60.0  # openai's client ignores longer ones too
@@ -29,7 +29,7 @@ class ChatError(Exception):
     """A request without a completion; ``status``: of HTTP, or None; ``pause``: seconds that the server asks for."""
 
     def __init__(self, problem: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(one_line(problem)[:_SHOWN])
+        super().__init__(one_line(without_password(problem))[:_SHOWN])
         self.status, self.pause = status, _asked_pause(headers or {})
 
 

@@ -32,6 +32,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def without_password(text: str) -> str:
+    """A URL, or a text with URLs, without the user's name and password in them."""
+    return re.sub(r"(?<=:)(/{1,2})[^/?#\s]*@", r"\1", text)
+
+
 def terminal_text(text: str) -> Text:
     """Return text for rich, which parses plain strings as markup."""
     return Text(printable(text))

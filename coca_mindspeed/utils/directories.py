@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import shutil
+import struct
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -89,6 +91,19 @@ def lock_of_process(path: Path) -> IO[bytes] | None:
     except OSError:  # a file system without locks; some clusters mount theirs so
         return file
     return file
+
+
+def is_running(directory: Path) -> bool | None:
+    """Whether another process holds the lock of a run's directory; None: it has none, or that cannot be told."""
+    if sys.platform != "linux":  # the order of the fields differs
+        return None
+    lock = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock; unlike a lock, it blocks no start
+    try:
+        with (directory / LOCK).open("rb") as file:
+            kind, *_ = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, lock))
+    except OSError:
+        return None
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def check_output_path(path: Path, overwrite: bool) -> None:

@@ -67,13 +67,24 @@ def _usual_mode() -> int:
     return 0o666 & ~umask
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the OSError of a write, which names no file if the disk is full, name ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file unchanged."""
+    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file unchanged, and OSError names it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8") if isinstance(content, str) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

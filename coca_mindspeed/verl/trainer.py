@@ -184,7 +184,7 @@ class SegmentTrainer(PPOTrainer):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *others: Any, **named: Any) -> None:
         """Warn where the step, with its validation, shows that the run learns less than it should."""
         super()._compute_metrics(batch, metrics, *others, **named)
-        if warning := self._health.after_step(self.global_steps, metrics):
+        if warning := self._health.after_step(self.global_steps, metrics, self._settings.method.training_method):
             print_text(warning, sys.stderr)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:

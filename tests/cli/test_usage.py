@@ -76,6 +76,26 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
     assert error.splitlines()[-1].startswith(f"{usage}: error: ")
 
 
+@pytest.mark.parametrize(
+    ("split", "quoted"),
+    [
+        ("data.columns={question: text, answer: solution}", "'data.columns={question: text, answer: solution}'"),
+        ("+data.grader_options={math: {seconds: 5}}", "'+data.grader_options={math: {seconds: 5}}'"),
+        ("optimizer.betas=[0.9, 0.95]", "'optimizer.betas=[0.9, 0.95]'"),
+        ("data.columns={question:", "'data.columns={question:'"),
+    ],
+)
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_value_that_the_shell_has_split_is_to_be_quoted(capsys, split, quoted, behind):
+    where = [[], split.split(" ")][:: -1 if behind else 1]
+    assert quoted in usage_error(capsys, "train", "laptop", *where[1], "--output", "x", *where[0])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:  # a whole one is not meant
+        main(["config", "show", "demo", 'model.chat_template_kwargs={a: "}"}', "--no"])
+    assert stopped.value.code == 2
+    assert "--no" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("arguments", "message"), read_table(__file__, "refused_usage.tsv"))
 def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, message):
     monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
@@ -126,3 +146,30 @@ def test_any_locale_can_print_any_path(tmp_path):
     done = subprocess.run(command, capture_output=True, env={**os.environ, **environment}, check=False)
     assert b"Traceback" not in done.stderr
     assert b".yaml: " in done.stderr
+
+
+@pytest.mark.parametrize("module", ["coca_mindspeed", "coca_mindspeed.cli"])
+def test_the_package_and_its_module_are_programs(module):
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, check=True, text=True)
+    assert done.stdout.startswith("coca-mindspeed ")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from pathlib import Path
+Path("slow_module.py").write_text("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\n")
+sys.path.insert(0, "")
+from coca_mindspeed.cli import config
+config.run = lambda arguments: {what}
+from coca_mindspeed.__main__ import main
+sys.argv = ["coca-mindspeed", "config", "list"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("what", ["__import__('slow_module')", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_an_interrupt_ends_in_one_line_also_while_modules_are_imported(tmp_path, what):
+    """A module that catches what it can of an interrupt, as extension modules do, is not asked."""
+    program = INTERRUPTED.replace("{what}", what)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "coca-mindspeed: interrupted\n")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -113,6 +114,33 @@ def test_a_failed_command_is_resumed_and_other_settings_are_refused(server, comm
     assert [row["id"] for row in rows(tmp_path)] == [f"q{i}" for i in range(QUESTIONS)]
     assert main(command()) == 0
     assert not server.requests
+
+
+def test_a_password_of_the_url_is_neither_written_nor_printed(server, command, tmp_path, capsys):
+    host = server.url.removeprefix("http://")
+    assert main(command(url=f"http://me:s3cret@{host}")) == 0
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["URL"] == server.url
+    assert main(command(url=f"http://me:other@{host}")) == 0  # it may change
+    for url in ("http://me:s3cret@127.0.0.1:9/v1", "http://me:s3cret@[", "https:/me:s3cret@x"):
+        assert main(command(url=url, output=tmp_path / "other")) > 0
+    server.reply = lambda request: (500, f"no http://me:s3cret@{host}")
+    assert main(command(output=tmp_path / "third", url=f"http://me:s3cret@{host}", concurrency=1)) == 1
+    printed = "".join(capsys.readouterr())
+    assert "s3cret" not in printed
+    assert "127.0.0.1:9/v1" in printed
+
+
+def test_the_next_command_can_be_pasted_and_empty_responses_are_counted(server, command, tmp_path, capsys):
+    good = server.reply
+    server.reply = lambda request: (200, None) if number(request) < 2 else good(request)
+    (tmp_path / "data dir").mkdir()
+    data = (tmp_path / "data.jsonl").rename(tmp_path / "data dir" / "it's.jsonl")
+    assert main(command(output=tmp_path / "c out", data=data)) == 0
+    printed = capsys.readouterr()
+    program, *arguments = shlex.split(printed.out.rpartition("grade them: ")[2])
+    assert (program, main(arguments)) == ("coca-mindspeed", 0)
+    assert "2 of 6 responses are empty" in printed.err
+    assert "2 of 6 responses hold no answer" in capsys.readouterr().err
 
 
 def test_kill_9_loses_no_response(server, command, tmp_path):

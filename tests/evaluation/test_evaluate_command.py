@@ -258,6 +258,14 @@ def test_errors(files, capsys, code, arguments, named, monkeypatch):
     assert not (files / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["one.jsonl", "one.jsonl/out"])
+def test_an_output_that_cannot_be_made_is_refused_before_the_work(files, capsys, monkeypatch, place):
+    monkeypatch.setattr("coca_mindspeed.cli.evaluate.read_predictions", None)
+    for command in ("evaluate", "report"):
+        assert main([command, str(files / "two.jsonl"), "--output", str(files / place)]) == 1
+        assert f"--output {files / place}: " in capsys.readouterr().err
+
+
 def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
     run = files / "mine"
     rows = read_predictions(files / "one.jsonl")

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,7 +12,7 @@ from rich.console import Console
 from coca_mindspeed.cli import main, watch
 from coca_mindspeed.cli.watch import dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.utils.directories import LOCK, PROGRESS, write_marker
+from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_running, write_marker
 from coca_mindspeed.utils.progress import StepProgress
 
 
@@ -102,6 +104,10 @@ def test_command(run, capsys, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(watch.time, "sleep", stop)
+    assert main(["watch", str(run)]) == 0  # into a file: once
+    assert "confidence reward" in capsys.readouterr().out
+    assert not looks
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     before = threading.active_count()
     assert main(["watch", str(run), "--interval", "0.5"]) == 0
     assert looks == [0.5, 0.5, 0.5]
@@ -118,5 +124,51 @@ def test_it_ends_with_the_run(run, monkeypatch):
             file.write('{"step": 41}\n')
 
     monkeypatch.setattr(watch.time, "sleep", another_step)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["watch", str(run)]) == 0
     assert looks == [1]
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from coca_mindspeed.utils.directories import lock_run
+with lock_run(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the lock of another process is asked for on Linux only")
+def test_a_run_that_was_stopped_is_told_from_one_that_goes_on(run, tmp_path_factory):
+    (run / "config.yaml").write_text(to_yaml(compose_run("demo", ["trainer.steps=300"]).run))
+    timing = [{"step": step, "seconds/rollout": 3.0, "seconds/evaluation": None} for step in range(1, 41)]
+    (run / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in timing))
+    new = tmp_path_factory.mktemp("new")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"locked\n"
+        assert is_running(run) is True
+        assert dashboard(run)[1] is False
+        assert "left" in show(run)
+        assert "stopped after" not in show(run)
+        process.communicate()
+    (run / LOCK).touch()  # as of a run that has written files
+    assert is_running(run) is False
+    assert dashboard(run)[1] is True
+    assert "stopped after step 40" in show(run)
+    assert "left" not in show(run)
+    assert (is_running(new), dashboard(new)[1]) == (None, False)  # of an engine without a lock
+    (new / LOCK).touch()
+    assert dashboard(new)[1] is True
+    assert "stopped before its first step" in show(new)
+
+
+def test_a_runs_own_method_is_not_executed(run, tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Method: ...\n")
+    config = to_yaml(compose_run("demo").run).replace("name: coca\n", f"name: {tmp_path}/evil.py:Method\n")
+    assert "evil.py" in config
+    (run / "config.yaml").write_text(config)
+    assert "step 40 ─" in show(run)
+    assert not (tmp_path / "ran").exists()

@@ -222,6 +222,7 @@ def test_empty_and_endless_answers_are_not_sent(server: ChatServer) -> None:
     [
         ({"model": None}, "url.*model"),
         ({"url": None}, "url.*model"),
+        ({"url": "http://me:s3cret@host/v1"}, r"http://host/v1 .*key_variable"),
         ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": 2.0, "total_seconds": 1.0}, "seconds"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, BestValue, HealthWarnings, gap_problem, health_problems
 
 NAMES = {
@@ -46,6 +47,22 @@ def row(**shares):
 )
 def test_each_segment_and_the_grading_are_looked_at_separately(shares, codes):
     assert list(health_problems([row(**shares)] * NO_SIGNAL_STEPS)) == codes
+
+
+@pytest.mark.parametrize(
+    ("method", "codes"),
+    [
+        *((method, ["low_entropy"]) for method in (None, "coca", "joint", "caliber")),
+        *((method, []) for method in ("rlvr", "rlcr", "dcpo", "log_score")),
+    ],
+)
+def test_a_low_entropy_is_a_problem_where_the_confidence_is_rewarded_and_precedes_the_answer(method, codes):
+    rows = [row(entropy=0.01)] * NO_SIGNAL_STEPS
+    chosen = method and training_method(method)
+    assert list(health_problems(rows, chosen)) == codes
+    health = HealthWarnings()
+    warned = [health.after_step(step, each, chosen) for step, each in enumerate(rows, 1)]
+    assert [warning is not None for warning in warned] == [False] * (NO_SIGNAL_STEPS - 1) + [bool(codes)]
 
 
 @pytest.mark.parametrize("unknown", [{}, dict.fromkeys(NAMES.values()), dict.fromkeys(NAMES.values(), math.nan)])

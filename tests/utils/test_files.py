@@ -1,5 +1,6 @@
 """JSON that is read back as it was, logs that are cut back to a checkpoint, directories that are whole or absent."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.utils.files import whole_directory
+from coca_mindspeed.utils.files import naming, whole_directory, write_atomically
 from coca_mindspeed.utils.json_files import cut_back, read_json_lines, read_steps, write_json, write_json_lines
 
 TEXTS = ["\ud83d", "a\udc00b", "\U0001f600 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
@@ -122,3 +123,17 @@ def test_damage_before_the_end_is_named_and_nothing_is_removed(tmp_path, line):
     with pytest.raises(DataError, match=r"metrics\.jsonl:5: expected"):
         cut_back(path, 1)
     assert path.read_text() == f"{ROWS}{line}\n{ROWS}"
+
+
+def test_a_full_disk_is_named_by_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_atomically(tmp_path / "metrics.json", "{}")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "metrics.json"))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError) as missing, naming(tmp_path):
+        (tmp_path / "absent").read_bytes()
+    assert missing.value.filename == str(tmp_path / "absent")

@@ -87,6 +87,7 @@ class MethodDefaults:
     system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
+    rewards_confidence: bool = True
 
 
 @dataclass(frozen=True)

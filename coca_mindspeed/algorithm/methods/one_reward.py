@@ -11,6 +11,7 @@ class Rlvr(OneReward):
     """GRPO on correctness alone, ``r = 1[answer is correct]``; the confidence earns nothing."""
 
     name: str = "rlvr"
+    rewards_confidence: bool = False
 
     def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:
         return outcomes.correct

@@ -191,11 +191,11 @@ def iteration_logger(original: Any) -> Any:
             process = process_settings()
             if not process.reference:
                 row.pop("timing/non_overlap_reference_model", None)
-            if warning := self._health.after_step(iteration, row):
+            coca = process.coca
+            if warning := self._health.after_step(iteration, row, coca.method.training_method):
                 print_text(warning, sys.stderr)
             for name in [name for name in row if name.startswith(f"{HELD_OUT}/")]:
                 del row[name]
-            coca = process.coca
             if coca.output_dir is not None and coca.metrics_file:
                 append_line(coca.output_dir / METRICS, {"step": iteration, **row})
             row.is_logged = True
