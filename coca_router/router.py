@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from coca_router.backends import Backend, BackendError
+from coca_router.backends import Backend, BackendError, Chunk
 from coca_router.config import ServingConfig, TierConfig, TierPolicy
 from coca_router.decision import Budget, Decision, ThresholdRule, answer_from, decide
 from coca_router.http_server import AnswerWriter
@@ -183,84 +183,158 @@ class Router:
 
         ``others`` state the further confidences of a mean.
         """
-        trace, request, allowance = self.trace, self.request, tier.config.max_confidence_tokens
+        answer = TierAnswer(self, tier, rule, budget, others)
+        async with tier.backend.stream(*answer.asked()) as chunks:
+            async for chunk in chunks:
+                if (decision := await answer.feed(chunk)) is not None:
+                    return decision
+                if answer.state == "ended" and not chunks.finished:  # by a limit of the client
+                    break
+        return await answer.close()
+
+
+@dataclass
+class _TokenCounts:
+    """Tokens of one tier's answer."""
+
+    read: int = 0  # until the confidence was known, by our count
+    confidence: int = 0  # of the stated confidence, if it is valid
+    others: int = 0  # of the further confidences of a mean
+    by_engine: int = 0  # of the whole response, by the engine's count; 0: unknown
+
+
+class TierAnswer:
+    """One tier's answer: a state machine that is fed with chunks, decides on the confidence, and gives the text.
+
+    Attributes:
+        state: ``reading`` while the text may become a confidence; ``stated`` until the decision on it; ``answering``;
+            ``ended`` by the engine or by a limit of the client. A plain model's answer begins with ``answering``.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        tier: Tier,
+        rule: ThresholdRule | None,
+        budget: Budget,
+        others: Sequence[asyncio.Task[tuple[float | None, int]]],
+    ) -> None:
+        request, writer = router.request, router.writer
+        self._request, self._trace, self._writer = request, router.trace, writer
+        self._tier, self._rule, self._budget, self._others = tier, rule, budget, others
+        self._reader, self._tokens = ConfidenceReader(), _TokenCounts()
+        # The log-probs are known after the answer, which is held back until then.
+        self._by_log_prob = tier.config.confidence.source == "answer_logprob"
+        self._log_probs: list[float] = []
+        self._held: list[str] = []
+        client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
+        self._output = OutputStream(self._hold if self._by_log_prob else writer.write, request.stops, client_limit)
+        states_confidence = tier.config.states_confidence
+        self.state: Literal["reading", "stated", "answering", "ended"] = "reading" if states_confidence else "answering"
+
+    async def _hold(self, text: str) -> None:
+        self._held.append(text)
+
+    def asked(self) -> tuple[list[Mapping[str, Any]], int | None, dict[str, Any]]:
+        """Messages, token limit and parameters for the backend."""
+        tier, request = self._tier, self._request
         limit = least(request.limit, tier.pinned_sampling().get("max_tokens"))
         if limit is not None and tier.config.states_confidence:
-            limit += allowance
-        # The log-probs are known after the answer, which is held back until then.
-        by_log_prob, log_probs = tier.config.confidence.source == "answer_logprob", list[float]()
-        held: list[str] = []
+            limit += tier.config.max_confidence_tokens
+        sampling = tier.sampling(request) | ({"logprobs": True} if self._by_log_prob else {})
+        return tier.messages(request), least(self._budget.tokens, limit), sampling | (request.passed() or {})
 
-        async def hold(text: str) -> None:
-            held.append(text)
+    async def feed(self, chunk: Chunk) -> Decision | None:
+        """Take a chunk; return a decision if the answer is not wanted."""
+        self._trace.tokens[self._tier.name] += chunk.tokens
+        if chunk.usage is not None:  # so far, or of the whole answer
+            self._trace.prompt_tokens, self._tokens.by_engine = chunk.usage
+        if self.state != "ended":
+            self._log_probs += chunk.log_probs
+        text, tokens = chunk.text, chunk.tokens
+        if self.state == "reading":
+            text, tokens = self._read_confidence(chunk)
+        if self.state == "reading":
+            return None
+        if self.state == "stated":
+            decision = await self._decide_on_stated()
+            if decision is not None and decision.action != "answer":
+                return decision
+            self.state = "answering"
+        if chunk.tool_calls:
+            await self._writer.write_calls(chunk.tool_calls)
+        await self._output.feed(text, tokens, chunk.finish_reason)
+        if self._output.finish_reason:
+            self.state = "ended"
+        return None
 
-        sampling = tier.sampling(request) | ({"logprobs": True} if by_log_prob else {}) | (request.passed() or {})
-        asked = tier.messages(request), least(budget.tokens, limit), sampling
-        reader = ConfidenceReader() if tier.config.states_confidence else None
-        client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
-        output = OutputStream(hold if by_log_prob else self.writer.write, request.stops, client_limit)
-        seen = counted = 0  # counted by us to the confidence, and by the engine in all
-        own = theirs = 0  # tokens of this confidence and of the others
-        async with tier.backend.stream(*asked) as chunks:
-            async for chunk in chunks:
-                trace.tokens[tier.name] += chunk.tokens
-                if chunk.usage is not None:  # so far, or of the whole answer
-                    trace.prompt_tokens, counted = chunk.usage
-                text, tokens = chunk.text, chunk.tokens
-                if output.finish_reason is None:
-                    log_probs += chunk.log_probs
-                if reader is not None:
-                    seen += tokens
-                    text = reader.feed(text)
-                    if reader.state == "reading" and (chunk.finish_reason or seen > allowance):
-                        text += reader.finish()
-                    if reader.state == "reading":
-                        continue
-                    if reader.state == "valid":  # the tokens of the chunk that closes the tag count as the confidence's
-                        own, tokens, log_probs = seen, 0, []
-                        output.begin_after_confidence()
-                    further = await asyncio.gather(*others)
-                    confidence, reader = mean_confidence([reader.confidence, *(stated for stated, _ in further)]), None
-                    theirs = sum(count for _, count in further)
-                    trace.tokens_to_confidence = None if confidence is None else own + theirs
-                    trace.stated_confidence = confidence
-                    decision = None if by_log_prob else self._decide(tier, rule, budget, confidence)
-                    if decision is not None and decision.action != "answer":
-                        return decision
-                if chunk.tool_calls:
-                    await self.writer.write_calls(chunk.tool_calls)
-                await output.feed(text, tokens, chunk.finish_reason)
-                if output.finish_reason and not chunks.finished:  # a limit of the client ended it before the engine did
-                    break
-        if reader is not None:
+    def _read_confidence(self, chunk: Chunk) -> tuple[str, int]:
+        """Read a chunk; once the confidence is stated, return the answer's text and tokens in the chunk."""
+        self._tokens.read += chunk.tokens
+        text = self._reader.feed(chunk.text)
+        too_long = self._tokens.read > self._tier.config.max_confidence_tokens
+        if self._reader.state == "reading" and (chunk.finish_reason or too_long):
+            text += self._reader.finish()
+        if self._reader.state == "reading":
+            return "", 0
+        self.state = "stated"
+        if self._reader.state == "invalid":
+            return text, chunk.tokens
+        # The tokens of the chunk that closes the tag count as the confidence's.
+        self._tokens.confidence, self._log_probs = self._tokens.read, []
+        self._output.begin_after_confidence()
+        return text, 0
+
+    async def _decide_on_stated(self) -> Decision | None:
+        """Decide on the stated confidence; None if the answer's log-probs decide."""
+        further = await asyncio.gather(*self._others)
+        confidence = mean_confidence([self._reader.confidence, *(stated for stated, _ in further)])
+        self._tokens.others = sum(count for _, count in further)
+        known = self._tokens.confidence + self._tokens.others
+        self._trace.tokens_to_confidence = None if confidence is None else known
+        self._trace.stated_confidence = confidence
+        return None if self._by_log_prob else self._decide(confidence)
+
+    async def close(self) -> Decision:
+        """End the answer after its last chunk. Raises BackendError if it is not whole."""
+        tier, trace, output, tokens = self._tier, self._trace, self._output, self._tokens
+        if self.state == "reading":
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
-        if counted and not output.cut:
+        if tokens.by_engine and not output.cut:
             # Chunks were counted so far; one may hold several tokens.
-            trace.tokens[tier.name] = theirs + counted
-            output.tokens = max(0, counted - own)
+            trace.tokens[tier.name] = tokens.others + tokens.by_engine
+            output.tokens = max(0, tokens.by_engine - tokens.confidence)
         await output.close()
-        if by_log_prob:
-            if (text := "".join(held)) and not log_probs:
-                raise BackendError("failed", f"backend {tier.backend.name} names no log-probs; check its model and url")
-            # Rounding may put a mean log-prob above 0.
-            mean = math.exp(min(statistics.fmean(log_probs), 0.0)) if log_probs else math.nan
-            trace.answer_probability = None if math.isnan(mean) else mean
-            decision = self._decide(tier, rule, budget, trace.answer_probability)
+        if self._by_log_prob:
+            decision = await self._decide_by_log_prob()
             if decision.action != "answer":
                 return decision
-            await self.writer.write(text)
         trace.answer_tokens, trace.finish_reason = output.tokens, output.finish_reason
-        if output.cut or (output.finish_reason == "length" and request.limit is not None):
+        if output.cut or (output.finish_reason == "length" and self._request.limit is not None):
             trace.basis = None
         return Decision("answer", "answered")
 
-    def _decide(self, tier: Tier, rule: ThresholdRule | None, budget: Budget, found: float | None) -> Decision:
+    async def _decide_by_log_prob(self) -> Decision:
+        """Decide by the log-probs of the answer, and give the text that was held back if it is wanted."""
+        text = "".join(self._held)
+        if text and not self._log_probs:
+            name = self._tier.backend.name
+            raise BackendError("failed", f"backend {name} names no log-probs; check its model and url")
+        # Rounding may put a mean log-prob above 0.
+        mean = math.exp(min(statistics.fmean(self._log_probs), 0.0)) if self._log_probs else math.nan
+        self._trace.answer_probability = None if math.isnan(mean) else mean
+        decision = self._decide(self._trace.answer_probability)
+        if decision.action == "answer":
+            await self._writer.write(text)
+        return decision
+
+    def _decide(self, confidence: float | None) -> Decision:
         """Decide by a confidence, recalibrated where the tier has a map, and note it in the trace."""
-        assert rule is not None
-        trace = self.trace
-        trace.confidence = None if found is None else tier.policy.recalibrate(found)
-        decision = decide(trace.confidence, rule, budget)
-        if found is not None:
+        assert self._rule is not None
+        tier, trace = self._tier, self._trace
+        trace.confidence = None if confidence is None else tier.policy.recalibrate(confidence)
+        decision = decide(trace.confidence, self._rule, self._budget)
+        if confidence is not None:
             trace.basis = "exhausted" if decision.exhausted else "confidence"
         trace.add_decision(tier.name, decision)
         return decision
