@@ -25,8 +25,8 @@ class Record:
         question: the bare question, without system prompt or answer instruction.
         answer: the gold answer; empty where tests in ``metadata`` decide (code).
         system: a system prompt of its own, which follows the method's (see :mod:`.prompts`); or None.
-        metadata: further JSON values: ``difficulty``, ``tests``, ``aliases``, and ``instruction``, which replaces the
-            category's instruction after the question (see :mod:`.prompts`).
+        metadata: further JSON values: ``difficulty``, ``tests``, ``aliases``, ``arithmetic`` (``3-1`` is computed), and
+            ``instruction``, which replaces the category's instruction after the question (see :mod:`.prompts`).
         where: file and line that it was read from, for messages; empty if it comes from no file.  Not a field of files.
     """
 
@@ -83,15 +83,31 @@ _DATE = re.compile(
 )
 
 
+# 1944-06-06, 3–1, 40-60, 2025/5/22 and 192.168.0.1; the formula CO2 or the size A4, but not 2x or x2.
+DASH = "[-‐‑‒–—−]{1,3}"
+_JOINED = re.compile(rf"\d[\d.]*(?:\s*{DASH}\s*\d[\d.]*)+|\d+(?:\s*/\s*\d+){{2,}}|\d+(?:\.\d+){{2,}}")
+_CODE = re.compile(r"(?=[A-Za-z\d]*[A-Za-z]\d)[A-Z][A-Za-z\d]*")
+
+
+def joins_numbers(answer: str) -> bool:
+    """Whether an answer is a date, score, range or number with several points."""
+    return _JOINED.fullmatch(answer.strip()) is not None
+
+
+def is_code(answer: str) -> bool:
+    """Whether an answer is one word of letters and digits such as ``CO2``, ``A4`` or ``MP3``, whose case counts."""
+    return _CODE.fullmatch(answer.strip()) is not None
+
+
 def applies_function(text: str) -> bool:
     """Whether a text in words has a function with an argument: ``log x``, ``max(a, b)``, but not ``Max Planck``."""
     return _APPLIED.search(text) is not None
 
 
 def default_category(answer: str) -> str:
-    """The category of a user's record that names none: ``factual`` for words and dates, otherwise ``math``."""
+    """The category of a user's record that names none: ``factual`` for words, dates and codes, otherwise ``math``."""
     answer = answer.strip()
-    if _DATE.fullmatch(answer):
+    if _DATE.fullmatch(answer) or joins_numbers(answer) or is_code(answer):
         return "factual"
     if _NO_WORDS.search(answer) or _CONSTANT.fullmatch(answer) or applies_function(answer):
         return "math"
@@ -153,7 +169,9 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
             values[name] = scalar_text(values[name])
         except ValueError as error:
             raise DataError(f"{where}: field {name!r} should be {error}") from error
-    values.setdefault("category", default_category(values["answer"]))
+    metadata = values.get("metadata", {})
+    is_arithmetic = isinstance(metadata, Mapping) and metadata.get("arithmetic") is True
+    values.setdefault("category", "math" if is_arithmetic else default_category(values["answer"]))
     for name, value in values.items():
         expected = (dict,) if name == "metadata" else (str, type(None)) if name == "system" else (str,)
         if not isinstance(value, expected):
@@ -172,6 +190,8 @@ def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             expected = "a number from 0 to 1"
             raise DataError(f"{where}: metadata['difficulty'] should be {expected}, found {describe(value)}")
+    if not isinstance(value := metadata.get("arithmetic", False), bool):
+        raise DataError(f"{where}: metadata['arithmetic'] should be true or false, found {describe(value)}")
     if not isinstance(value := metadata.get("instruction", ""), str):
         raise DataError(f"{where}: metadata['instruction'] should be a string, found {describe(value)}")
 

@@ -1,11 +1,12 @@
 """Short facts with known aliases (TriviaQA), compared after normalisation (:mod:`coca_mindspeed.data.facts`)."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 from coca_mindspeed.data.facts import normalise_fact, without_thousands_commas
-from coca_mindspeed.data.records import Record, RecordError
+from coca_mindspeed.data.records import DASH, Record, RecordError, is_code, joins_numbers
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.math.extract import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
@@ -66,7 +67,8 @@ class FactualGrader(TalliedGrader):
             otherwise repeats the question. ``contains``: or an alias occurs as whole words among at most 30, without
             denial or other candidates; closer to OpenCompass, and easier to guess.
 
-    With all, a later line that names another candidate makes the answer wrong.
+    With all, a later line that names another candidate makes the answer wrong, and the case of a gold answer such as
+    ``CO2`` counts, unless it has aliases.
     """
 
     def __init__(self, match: MatchRule = "sentence") -> None:
@@ -81,10 +83,17 @@ class FactualGrader(TalliedGrader):
             aliases_of(record)
 
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        return [
-            self._verdict({normalise_fact(alias) for alias in aliases_of(record)} - {""}, record.question, answer)
-            for record, answer in zip(records, answers, strict=True)
-        ]
+        return [self._graded(record, answer) for record, answer in zip(records, answers, strict=True)]
+
+    def _graded(self, record: Record, answer: str) -> Verdict:
+        aliases, code = aliases_of(record), ""
+        if "aliases" not in record.metadata and (is_code(record.answer) or joins_numbers(record.answer)):
+            aliases, answer = [_without_formatting(record.answer)], _without_formatting(answer)
+            code = record.answer.strip() if is_code(record.answer) else ""
+        verdict = self._verdict({*map(normalise_fact, aliases)} - {""}, record.question, answer)
+        if verdict.correct and code and not _has_case_of(code, _stated(answer)[0]):
+            return Verdict(Outcome.WRONG, "upper and lower case differ")
+        return verdict
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
         return [stated_fact(answer) or None for answer in answers]
@@ -109,6 +118,18 @@ class FactualGrader(TalliedGrader):
         return _repeats_question(aliases, question, fact) or (self._match == "contains" and _contains(aliases, fact))
 
 
+def _without_formatting(answer: str) -> str:
+    r"""``\mathrm{CO}_2`` and ``CO₂`` are CO2; ``3 – 1`` and ``3--1`` are 3-1."""
+    answer = re.sub(r"\\(?:text|mathrm|mathbf|textbf|mathsf|ce)\s*\{([^{}]*)\}|\$", r"\1", compatible(answer))
+    answer = re.sub(r"(?<=[A-Za-z)])\s*_\s*(?:\{\s*(\w+)\s*\}|(\w))", r"\1\2", answer)
+    answer = re.sub(r"(?<=[A-Za-z])[₀-₉]+", lambda match: unicodedata.normalize("NFKC", match[0]), answer)
+    return re.sub(rf"(?<=\d)\s*{DASH}\s*(?=\d)", "-", answer)
+
+
+def _has_case_of(code: str, fact: str) -> bool:
+    return {word for word in re.findall(r"[A-Za-z\d]+", fact) if word.lower() == code.lower()} == {code}
+
+
 def names_answer(record: Record, answer: str) -> bool:
     """Whether an alias of the record, or its gold answer, occurs in an answer as whole words, whatever surrounds it."""
     return _longest_in(set(map(normalise_fact, aliases_of(record))) - {""}, f" {normalise_fact(answer)} ") is not None
@@ -129,7 +150,8 @@ def _repeats_question(aliases: set[str], question: str, fact: str) -> bool:
     if found is None or _longest_in(aliases, f" {' '.join(asked)} ") is not None:
         return False
     repeated = {word + ending for word in asked for ending in _ENDINGS} - _HEDGES
-    return set(padded.split()) - set(found.split()) <= repeated | _ADDED_WORDS
+    others = padded.replace(f" {found} ", " ").split()  # of 3-1 in "3-1, 1-3" the second score is left
+    return set(others) <= repeated | _ADDED_WORDS
 
 
 def _contains(aliases: set[str], fact: str) -> bool:

@@ -173,6 +173,12 @@ def test_users_file_needs_only_question_and_answer(tmp_path):
                 "May of 1968",
             )
         ),
+        *(
+            (written, "factual")
+            for written in ("1944-06-06", "3–1", "40 - 60", "2025/5/22", "192.168.0.1", "1914--1918")
+        ),
+        *((code, "factual") for code in ("A4", "CO2", "R2D2", "Q1")),
+        *((number, "math") for number in ("-3", "1.5", "24/7", "12:30", "2x", "x2", "3C", "A", "-3-1", "1/2-1/3")),
         *((no_date, "math") for no_date in ("March 12 + 1", "12 marches", "4 July sales", "12 March 1990 km")),
     ],
 )
@@ -180,6 +186,13 @@ def test_the_category_of_a_record_that_names_none(answer, category):
     assert record_from_json({"question": "q", "answer": answer}, "here", "mine", 1).category == category
     named = {"question": "q", "answer": answer, "category": "code"}
     assert record_from_json(named, "here", "mine", 1).category == "code"
+
+
+def test_arithmetic_makes_a_record_mathematics():
+    row = {"question": "q", "answer": "10-3", "metadata": {"arithmetic": True}}
+    assert record_from_json(row, "here", "mine", 1).category == "math"
+    with pytest.raises(DataError, match="arithmetic"):
+        record_from_json({**row, "metadata": {"arithmetic": 1}}, "here", "mine", 1)
 
 
 def test_an_id_is_used_once(tmp_path):

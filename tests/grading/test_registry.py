@@ -4,17 +4,19 @@ import json
 import pickle
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from coca_mindspeed.data.records import Record, RecordError, read_records, write_records
+from coca_mindspeed.data.records import Record, RecordError, read_records, record_from_json, write_records
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.registry import AutoGrader, build_grader, grader_name, label_checker
 from coca_mindspeed.grading.verdict import Outcome, Verdict
+from tests.grading.tables import read_table
 from tests.shared_data import shared_data
 
 
@@ -79,6 +81,21 @@ def test_mixed_records_are_graded_in_order():
     grader.close()
     assert [v.outcome for v in verdicts] == [Outcome.RIGHT, Outcome.WRONG, Outcome.RIGHT, Outcome.RIGHT, Outcome.RIGHT]
     assert (metrics["right"], metrics["math/right"], metrics["exact/wrong"]) == (4.0, 2.0, 1.0)
+
+
+def test_the_table_of_records_without_a_category():
+    rows = read_table("records_without_category.tsv")
+    records = [
+        record_from_json({"question": "What is it?", "answer": answer}, "here", "mine", number)
+        for number, (answer, *_) in enumerate(rows)
+    ]
+    with closing(build_grader("auto", {"math": {"workers": 1, "seconds": 60.0}})) as grader:
+        verdicts = grader.grade(records, [row[1] for row in rows])
+    was = [
+        (*row[:2], verdict.outcome.value, record.category)
+        for row, verdict, record in zip(rows, verdicts, records, strict=True)
+    ]
+    assert was == rows
 
 
 def test_importing_the_registry_is_cheap():
