@@ -27,6 +27,8 @@ from coca_mindspeed.grading.math.normalise import read_answer
 from coca_mindspeed.grading.math.plain import verdict_without_algebra
 from coca_mindspeed.utils.json_files import write_json
 
+_SHOWN_ALONE = 10  # answers that one grader alone accepts
+
 
 def records_of(items: Sequence[Item]) -> list[Record]:
     return [Record(str(n), "benchmark", "math", "?", item.gold) for n, item in enumerate(items)]
@@ -44,6 +46,16 @@ def measure(name: str, grade: Callable[[Sequence[Item]], list[bool]], items: Seq
         "right_verdicts": sum(found is item.right for found, item in zip(verdicts, items, strict=True)),
         "false_accepts": sum(found and not item.right for found, item in zip(verdicts, items, strict=True)),
         "false_rejects": sum(bool(item.right) and not found for found, item in zip(verdicts, items, strict=True)),
+        "accepted": [place for place, accepted in enumerate(verdicts) if accepted],
+    }
+
+
+def accepted_alone(rows: Sequence[dict[str, Any]], items: Sequence[Item]) -> dict[str, list[Item]]:
+    """The items that a grader accepts and no other grader does, by the grader's name."""
+    accepted = {row["grader"]: {*row["accepted"]} for row in rows}
+    return {
+        name: [items[n] for n in sorted(places.difference(*(accepted[other] for other in accepted if other != name)))]
+        for name, places in accepted.items()
     }
 
 
@@ -199,6 +211,11 @@ def main() -> int:
             f"{row['grader']:34} {row['milliseconds_per_answer']:8.3f} ms an answer, {row['right_verdicts']} of "
             f"{row['answers']} right, {row['false_accepts']} false accepts, {row['false_rejects']} false rejects"
         )
+    for name, alone in accepted_alone(rows, items).items() if len(rows) > 1 else ():
+        wrong = [item for item in alone if not item.right]
+        print(f"{name}: accepts {len(alone)} alone, {len(wrong)} of them wrong")
+        for item in (wrong + [item for item in alone if item.right])[:_SHOWN_ALONE]:
+            print(f"    {'right' if item.right else 'wrong'}: gold {item.gold}, answer {final_answer(item.response)}")
     result: dict[str, Any] = {"seed": options.seed, "graders": rows}
     if options.bombs:
         result["with_bombs"] = endure(options.bombs, options.seed, options.seconds)
