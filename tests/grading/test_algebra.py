@@ -64,6 +64,13 @@ def test_the_same_symbol_is_the_same(symbol, expression):
     assert outcome(gold, answer) is Outcome.RIGHT
 
 
+@pytest.mark.parametrize("gold", ["|{}{}|", r"\sqrt{{{}^2{}^2}}", r"\frac{{|{}|}}{{|{}|}}"])
+def test_an_absolute_value_of_any_letters_has_no_sign(gold):
+    product = r"\frac{{{}}}{{{}}}" if "frac" in gold else "{}{}"
+    pairs = itertools.combinations("adknoptuxyz", 2)
+    assert [pair for pair in pairs if outcome(gold.format(*pair), product.format(*pair)) is Outcome.RIGHT] == []
+
+
 @pytest.mark.parametrize("gold", ["x=x", "0=0", "2+3=5", "x+1=1+x", "x<x+1", "1<2", "x=x+1", r"\{x=x, y=2\}"])
 def test_a_gold_answer_that_says_nothing_accepts_no_other(gold):
     assert equal.compare((gold, "y=y"))[0] is not Outcome.RIGHT

@@ -56,6 +56,23 @@ def test_the_table_of_pairs(patient_grader, impatient_grader):
     assert different == []
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "computed", "written"),
+    [
+        ("5", "10-3-2", "right", "wrong"),
+        ("10-3", "7", "right", "wrong"),
+        ("3-1", "2-0", "right", "wrong"),
+        (r"40-20\%", r"20\%", "right", "wrong"),
+        ("10-3", "10-3", "right", "right"),
+        ("10-3", "6", "wrong", "wrong"),
+    ],
+)
+def test_arithmetic_of_a_record_is_computed(grader, gold, answer, computed, written):
+    records = [Record("1", "test", "math", "?", gold, metadata=extra) for extra in ({"arithmetic": True}, {})]
+    verdicts = grader.grade(records, [rf"\boxed{{{answer}}}"] * 2)
+    assert [verdict.outcome.value for verdict in verdicts] == [computed, written]
+
+
 def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader):
     # Time limits depend on the machine's load, so the bombs are left out here.
     grader = patient_grader

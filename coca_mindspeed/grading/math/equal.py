@@ -19,7 +19,6 @@ from mpmath.libmp import NoConvergence
 from sympy.core.function import AppliedUndef
 
 from coca_mindspeed.grading.math.parse import (
-    GREEK,
     REALS,
     SET_OPERATIONS,
     Decimal,
@@ -27,12 +26,15 @@ from coca_mindspeed.grading.math.parse import (
     NotMathematicsError,
     Relation,
     parse,
+    parse_tokens,
 )
 from coca_mindspeed.grading.math.plain import DOUBLE_DIGITS, ROUNDED, terminates
+from coca_mindspeed.grading.math.reading import GREEK, Reading
 from coca_mindspeed.grading.verdict import Outcome
 
 _DIGITS, _DIGITS_AT_POINTS, _SPARE_DIGITS = 1_100, 300, 20  # computed: of constants, at each point; not compared
-_POINTS, _MAX_EXPANDED = 12, 20  # random points; largest power of a polynomial that is multiplied out
+_MIXED_POINTS = 8  # with both signs, besides three points with positive and three with negative values
+_MAX_EXPANDED = 20  # largest power of a polynomial that is multiplied out
 _GRAIN = (1 << 61) - 1  # denominator of random values
 # Places of letters in their alphabets, without w, which may stand before or behind x, y and z.
 _PLACES = {letter: ord(letter) for letter in string.ascii_letters if letter != "w"}
@@ -42,14 +44,15 @@ _NEIGHBOURS = 2  # places between letters that are named in the alphabet's order
 _TURNED = {">": "<", r"\ge": r"\le"}
 
 
-def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
-    """Compare the bodies of a gold answer and an answer."""
+def compare(pair: tuple[str, str], arithmetic: bool = False) -> tuple[Outcome, str]:
+    """Compare the bodies of a gold answer and an answer; with ``arithmetic``, numbers joined by dashes are computed."""
+    reading = Reading.of(pair[0], arithmetic)
     try:
-        gold = parse(pair[0])
+        gold = parse(pair[0], reading)
     except NotMathematicsError as error:
         return Outcome.UNGRADABLE, f"the gold answer cannot be used: it cannot be parsed as mathematics: {error}"
     try:
-        return (Outcome.RIGHT if same(gold, parse(pair[1])) else Outcome.WRONG), ""
+        return (Outcome.RIGHT if same(gold, parse(pair[1], reading)) else Outcome.WRONG), ""
     except NotMathematicsError as error:
         return Outcome.WRONG, f"the answer cannot be parsed as mathematics: {error}"
 
@@ -165,13 +168,13 @@ def _same_relations(gold: Relation, answer: Relation) -> bool:
     if len(signs) == 1 and signs == other_signs:
         left, right = sides[0] - sides[1], others[0] - others[1]
         turned = signs[0] in ("=", r"\ne") and same_scalar(left, -right)
-        return bool(left.free_symbols) and (turned or same_scalar(left, right))
+        return bool(left.free_symbols or left.atoms(AppliedUndef)) and (turned or same_scalar(left, right))
     return signs == other_signs and all(map(same_scalar, sides, others))
 
 
 def _turned(relation: Relation) -> tuple[list[str], list[Any]]:
     """Signs and sides, the smallest first; the left one is parsed only here if it is a name."""
-    left = parse(relation.name) if relation.name else relation.sides[0]
+    left = parse_tokens(relation.left) if relation.name else relation.sides[0]
     sides = [side.value if isinstance(side, Decimal) else side for side in (left, *relation.sides[1:])]
     if not all(isinstance(side, sympy.Expr) for side in sides):
         raise NotMathematicsError("a relation between collections")
@@ -226,7 +229,10 @@ def _rounded(gold: Any, answer: Any) -> bool:
 
 
 def _vanishes(difference: sympy.Expr, sides: Sequence[sympy.Expr]) -> bool:
-    calls = {call: sympy.Dummy(real=True) for call in difference.atoms(AppliedUndef)}
+    if not difference.is_commutative:
+        difference = _commuting(difference)
+        sides = [difference, sympy.S.Zero]
+    calls = _values_of_functions(difference)
     difference, *sides = (each.xreplace(calls) for each in (difference, *sides))
     if difference.is_Rational:
         return bool(difference == 0)
@@ -235,8 +241,35 @@ def _vanishes(difference: sympy.Expr, sides: Sequence[sympy.Expr]) -> bool:
     powers = (power.exp for power in difference.atoms(sympy.Pow))
     if all(power.is_Integer and power <= _MAX_EXPANDED for power in powers) and difference.is_polynomial():
         return bool(sympy.expand(difference) == 0)
-    found = {_agree(sides, point) for point in _points(sides, "".join(map(str, sides)))}
-    return True in found and False not in found
+    agree = False
+    for point in _points(sides, "".join(map(str, sides))):
+        match _agree(sides, point):
+            case False:
+                return False
+            case True:
+                agree = True
+    return agree
+
+
+def _values_of_functions(expression: sympy.Expr) -> dict[sympy.Expr, sympy.Dummy]:
+    """A symbol for each value of an unknown function; values of equal arguments have the same."""
+    symbols: dict[sympy.Expr, sympy.Dummy] = {}
+    for call in sorted(expression.atoms(AppliedUndef), key=str):
+        same_call = (other for other in symbols if other.func == call.func and len(other.args) == len(call.args))
+        equal = next((other for other in same_call if all(map(same_scalar, other.args, call.args))), None)
+        symbols[call] = sympy.Dummy(real=True) if equal is None else symbols[equal]
+    return symbols
+
+
+def _commuting(expression: sympy.Expr) -> sympy.Expr:
+    """The expression with a symbol for each product of matrices."""
+    products: dict[sympy.Expr, sympy.Dummy] = {}
+    terms = []
+    for term in sympy.Add.make_args(sympy.expand(expression)):
+        numbers, matrices = term.args_cnc()
+        product = sympy.Mul(*matrices)
+        terms.append(sympy.Mul(*numbers) * (products.setdefault(product, sympy.Dummy(real=True)) if matrices else 1))
+    return sympy.Add(*terms)
 
 
 def _agree(sides: Sequence[Any], point: dict[Any, Any]) -> bool | None:
@@ -265,14 +298,18 @@ def _numbers(expressions: Sequence[Any], point: dict[Any, Any]) -> list[Any]:
 
 
 def _points(sides: Sequence[sympy.Expr], seed: str) -> Iterator[dict[Any, Any]]:
-    """Random values of all symbols, of every combination of sizes and signs; some beyond all numbers in the sides."""
+    """Random values of all symbols, of every pair of signs and all sizes; some beyond all numbers in the sides."""
     symbols = sorted({symbol for side in sides for symbol in side.free_symbols}, key=str)
     draw = random.Random(hashlib.sha256(seed.encode()).digest())
     far = 4 * min(max([3, *(abs(float(n)) for side in sides for n in side.atoms(sympy.Rational))]), 1e9)
-    for n in range(_POINTS):
+    # No set of points at which a symbol is positive contains another's: each pair has both mixed signs somewhere.
+    halves = [*itertools.combinations(range(_MIXED_POINTS), _MIXED_POINTS // 2)]
+    draw.shuffle(halves)
+    positive = {symbol: {*halves[n % len(halves)]} for n, symbol in enumerate(symbols)}
+    for n in range(6 + _MIXED_POINTS):
         low, high = ((0, 1), (0, 3), (far / 2, far))[n % 3]
         yield {
             symbol: sympy.Rational(int((low + (high - low) * draw.random()) * _GRAIN), _GRAIN)
-            * (1 if n < 3 else -1 if n < 6 else draw.choice((-1, 1)))
+            * (1 if n < 3 or n - 6 in positive[symbol] else -1)
             for symbol in symbols
         }

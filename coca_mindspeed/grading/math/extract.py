@@ -91,6 +91,10 @@ _VALUE = re.compile(
 _PROSE = re.compile(
     r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity|base)\b)[^\W\d_]{2,}"
 )
+# The letters of \frac xy and \sqrt{ab} are no words.
+_ARGUMENTS = re.compile(
+    r"\\(?:[dt]?(?:frac|binom)\s*(?:[a-zA-Z\d]{2}(?![a-zA-Z])|\{[^{}]*\}\s*\{[^{}]*\})|sqrt\s*\{[^{}]*\})"
+)
 _MARKUP = " \t\n:*_#`\"'“”"
 _SENTENCE_END = re.compile(r"(?<!\bRs)(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”)\]<]|$)|\n")
 _OPENING = re.compile(
@@ -123,6 +127,10 @@ def _masked(text: str) -> str:
     return _FORMULA.sub(lambda match: _MASK * len(match[0]), text)
 
 
+def _has_prose(masked: str) -> bool:
+    return _PROSE.search(_ARGUMENTS.sub(" ", masked)) is not None
+
+
 def _stated(text: str) -> str | None:
     """The value that the end of a response states outside of boxes."""
     text = re.sub(r"<<[^<>\n]{0,200}>>|(?<![\w)])\*\*|\*\*(?![\w(])", "", text)  # GSM8K's calculator, and bold
@@ -151,10 +159,10 @@ def _stated(text: str) -> str | None:
 def _value(sentence: str) -> str | None:
     """The one value that a sentence states plainly, with the words behind it; None if there is none or several."""
     masked = _masked(sentence)
-    if not _PROSE.search(re.sub(r"\\text\s*\{[^{}]*\}", "", masked)):
+    if not _has_prose(re.sub(r"\\text\s*\{[^{}]*\}", "", masked)):
         return _inside(sentence) or None
     states = [match.end() for match in _STATES.finditer(masked)]
-    if len(states) == 1 and not _PROSE.search(masked, states[0]) and not _DOUBT.search(masked[: states[0]]):
+    if len(states) == 1 and not _has_prose(masked[states[0] :]) and not _DOUBT.search(masked[: states[0]]):
         return _named(sentence, masked, states[0])
     starts = [match.start() for match in _VALUE.finditer(masked)]
     stated = [start for start in starts if start in states] or (starts if len(starts) == 1 else [])
@@ -173,6 +181,17 @@ def _named(sentence: str, masked: str, start: int) -> str:
     subject = _SUBJECT.search(masked[:start])
     name = _inside(sentence[slice(*subject.span(1))]) if subject else ""
     return f"{name}={text}" if re.fullmatch(r"[a-zA-Z](?:_\{?\w\}?)?", name) else text
+
+
+@functools.lru_cache(maxsize=4_096)
+def stated_formula(sentence: str) -> str | None:
+    r"""``m+1`` of the gold answer ``The slope is $m+1$.``; None if there is no sentence, or another formula."""
+    if "$" not in sentence:
+        return None
+    sentence = plain_characters(sentence).strip(" .\n")
+    inside = [formula.strip() for formula in formulas(sentence)]
+    stated = len(inside) == 1 and _has_prose(_masked(sentence)) and _value(sentence) == inside[0]
+    return inside[0] if stated else None
 
 
 def formulas(text: str) -> Iterator[str]:

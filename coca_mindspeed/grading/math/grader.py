@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
-from coca_mindspeed.grading.math.extract import final_answer, without_boxes
+from coca_mindspeed.grading.math.extract import final_answer, stated_formula, without_boxes
 from coca_mindspeed.grading.math.normalise import Answer, read_answer
 from coca_mindspeed.grading.math.plain import CHOICE, is_words, plain_text, verdict_without_algebra
+from coca_mindspeed.grading.math.reading import Reading
 from coca_mindspeed.grading.verdict import Outcome, TalliedGrader, Verdict
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from coca_mindspeed.utils.process import usable_cpus
@@ -29,17 +30,18 @@ _GOLDS_PER_PROGRESS_UPDATE = 2_000
 _SILENT_SECONDS = 10.0
 _SENTENCE = re.compile(r"^\s*####|^[^$\\\n]*\b(?:is|are|equals)\b[^$\\\n]*\d", re.MULTILINE)
 _BRACKETS = re.compile(r"[{}()\[\]]")
-_Pair = tuple[str, str | None]  # gold answer and final answer
+_Pair = tuple[str, str | None, bool]  # gold answer, final answer, and whether joined numbers are computed
+_Bodies = tuple[str, str, bool]
 
 
-def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
+def _compare(bodies: _Bodies) -> tuple[Outcome, str]:
     # In the worker only: sympy is slow to import.
     from coca_mindspeed.grading.math.equal import compare
 
-    return compare(pair)
+    return compare(bodies[:2], arithmetic=bodies[2])
 
 
-_WARM_UP = functools.partial(_compare, (r"x^2+\frac{1}{2}", r"\sqrt{2}"))
+_WARM_UP = functools.partial(_compare, (r"x^2+\frac{1}{2}", r"\sqrt{2}", False))
 
 
 class MathGrader(TalliedGrader):
@@ -73,7 +75,12 @@ class MathGrader(TalliedGrader):
         golds = {record.answer for record in records}
         _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
         pairs = zip(records, answers, strict=True)
-        return self._verdicts([(record.answer, self._final(record.answer, answer)) for record, answer in pairs])
+        return self._verdicts(
+            [
+                (record.answer, self._final(record.answer, answer), record.metadata.get("arithmetic") is True)
+                for record, answer in pairs
+            ]
+        )
 
     def _final(self, gold: str, answer: str) -> str | None:
         """The final answer; a response that is the gold answer as it is written needs no reading: ``12 March 1990``."""
@@ -87,21 +94,24 @@ class MathGrader(TalliedGrader):
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two final answers of each pair are the same; undecided pairs are not."""
         # Sorted: the comparison depends on which side is the gold answer.
-        return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
+        return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair), False) for pair in pairs])]
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
         """For each gold answer, why it cannot be used, or ``""``: words, or mathematics that equals itself."""
         problems = {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds}
-        parsed: dict[_Pair, tuple[str, str]] = {}
+        parsed: dict[_Pair, _Bodies] = {}
         for gold in [gold for gold, problem in problems.items() if not problem]:
             wanted = _read(gold)
             text = plain_text(wanted.body)
             if _SENTENCE.search(gold):
                 problems[gold] = "it is a worked solution or a sentence about a number"
             elif wanted.value is None and not is_words(text) and not CHOICE.fullmatch(text):
-                parsed[gold, gold] = _named_body(wanted), _named_body(wanted)
-        for (gold, _), verdict in self._symbolic_verdicts(parsed):
-            problems[gold] = "" if verdict.correct else verdict.reason or "it does not equal itself"
+                parsed[gold, gold, False] = _bodies(wanted, wanted, arithmetic=False)
+            if formula := stated_formula(gold):  # of a sentence that is readable as a whole
+                parsed[gold, formula, False] = _bodies(_read(formula), _read(formula), arithmetic=False)
+        for (gold, *_), verdict in self._symbolic_verdicts(parsed):
+            if not verdict.correct:
+                problems[gold] = verdict.reason or "it does not equal itself"
         return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
@@ -114,9 +124,9 @@ class MathGrader(TalliedGrader):
     def _verdicts(self, pairs: Sequence[_Pair]) -> list[Verdict]:
         # Samples of a group often agree: each distinct pair is compared once.
         decided: dict[_Pair, Verdict] = {}
-        symbolic: dict[_Pair, tuple[str, str]] = {}
+        symbolic: dict[_Pair, _Bodies] = {}
         for pair in dict.fromkeys(pairs):
-            gold, final = pair
+            gold, final, arithmetic = pair
             if final is None:
                 decided[pair] = Verdict(Outcome.WRONG, "no answer was found")
             elif problem := _unreadable(final) or _unreadable(gold):
@@ -124,21 +134,23 @@ class MathGrader(TalliedGrader):
             elif len(final) > max(_MAX_READ_CHARACTERS, 4 * len(gold)):
                 decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
             else:
-                wanted, answer = _read(gold), _read(final)
+                formula = None if final.strip() == gold.strip() else stated_formula(gold)
+                wanted, answer = _read(formula or gold), _read(final)
                 if verdict := verdict_without_algebra(wanted, answer):
                     decided[pair] = verdict
                 else:
-                    symbolic[pair] = _named_body(wanted), _named_body(answer)
+                    symbolic[pair] = _bodies(wanted, answer, arithmetic)
         decided.update(self._symbolic_verdicts(symbolic))
         return [decided[pair] for pair in pairs]
 
-    def _symbolic_verdicts(self, bodies: Mapping[_Pair, tuple[str, str]]) -> list[tuple[_Pair, Verdict]]:
+    def _symbolic_verdicts(self, bodies: Mapping[_Pair, _Bodies]) -> list[tuple[_Pair, Verdict]]:
         unique = list(dict.fromkeys(bodies.values()))
         results = dict(zip(unique, self._workers.map(_compare, unique), strict=True))
         # Gold answers of failed comparisons are compared with themselves: do they fail without any other answer?
-        failed = {gold for (gold, _), result in results.items() if result.failure in _INPUT_FAILURES}
+        failed = {gold for (gold, *_), result in results.items() if result.failure in _INPUT_FAILURES}
         untried = [gold for gold in failed if gold not in self._gold_fails]
-        for gold, result in zip(untried, self._workers.map(_compare, [(gold, gold) for gold in untried]), strict=True):
+        themselves = self._workers.map(_compare, [(gold, gold, False) for gold in untried])
+        for gold, result in zip(untried, themselves, strict=True):
             if result.failure is None or result.failure in _INPUT_FAILURES:
                 self._gold_fails[gold] = result.failure is not None
         return [(pair, self._verdict(body[0], results[body])) for pair, body in bodies.items()]
@@ -157,9 +169,14 @@ def _read(text: str) -> Answer:
     return read_answer(without_boxes(text))
 
 
-def _named_body(answer: Answer) -> str:
-    body = rf"\frac{{{answer.body}}}{{100}}" if answer.percent else answer.body
-    return f"{answer.name}={body}" if answer.name else body
+def _bodies(gold: Answer, answer: Answer, arithmetic: bool) -> _Bodies:
+    """What is compared by algebra; a range of percentages is written, not computed."""
+    is_written = not arithmetic and Reading.of(gold.body).as_written
+    named = []
+    for side in (gold, answer):
+        body = rf"\frac{{{side.body}}}{{100}}" if side.percent and not is_written else side.body
+        named.append(f"{side.name}={body}" if side.name else body)
+    return named[0], named[1], arithmetic
 
 
 def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ _COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; �
 ∅ emptyset; ∈ in; ℝ R; √ sqrt; α alpha; β beta; γ gamma; θ theta; λ lambda; μ mu; σ sigma; φ phi; ω omega; Ω Omega
 Δ Delta; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho; ∨ lor; ∧ land"""
 _SIGNS = {sign: rf"\{name} " for sign, name in (entry.split() for entry in _COMMANDS.replace("\n", ";").split(";"))}
-_SIGNS |= {"−": "-", "–": "-", "—": "-", "。": ".", "′": "'", "″": "''", "‴": "'''"}
+_SIGNS |= {**dict.fromkeys("−–—‐‑‒―", "-"), "。": ".", "′": "'", "″": "''", "‴": "'''"}
 _SIGNS |= {"°": r"^\circ ", "℃": r"^\circ C", "℉": r"^\circ F"}
 _SIGN = re.compile("[" + "".join(_SIGNS) + "]")
 # Raised and lowered digits; ³√ is a cube root. µg is a unit, but μg may be a product.
@@ -83,14 +83,19 @@ _PLAIN = _rules(
     (rf"{TEXT}\s*\{{\s*\\?({FUNCTION_NAMES})\s*\}}", r"\\\1 "),
     (rf"{_NOT_IN_A_NAME}({FUNCTION_NAMES})(?=\s*[({{\\\d^_]|\s+[a-zA-Z](?![a-zA-Z]))", r"\\\1 "),
     (rf"{_NOT_IN_A_NAME}(pi|infty|cdot)(?![a-zA-Z])", r"\\\1 "),
-    (rf"{TEXT}\s*\{{\s*(e|i|\\pi|[\d.,]+)\s*\}}", r"\1"),
+    (rf"{TEXT}\s*\{{\s*(e|i|\\pi|[\d.,]+|-{{1,3}})\s*\}}", r"\1"),
+    (r"(?<=\d)\s*(?:\{\s*(-{1,3})\s*\}|\\text(?:en|em)dash(?![a-zA-Z])(?:\{\})?)\s*(?=\d)", "-"),
     (r"(\d(?:\.\d+)?|\.\d+)[eE]([-+]?\d{1,3})(?![\w.])", r"\1\\times 10^{\2}"),
     (r"(?:\{ ?|^)([^{}=,;\\]+?) ?\\over(?![a-z]) ?([^{}=,;\\]+?)(?: ?\}|$)", r"\\frac{\1}{\2}"),
     (r"\\[bp]?mod(?![a-z])\s*\{?\s*(\w+)\s*\}?", r"\\mod \1"),
     (r"_\s*\{\s*(\w+)\s*\}", r"_{\1}"),
 )
 _MONEY = re.compile(r"^[-+]?\s*(\\?\$|[€£]|Rs\.?)\s*(?=[-+.\d])")
-_TEXT_COMMAND = re.compile(rf"{TEXT}\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
+_TEXT_COMMAND = re.compile(rf"({TEXT})\s*(?:\{{([^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*)*)\}}|([a-zA-Z\d]))")
+_BOLD = re.compile(r"\\(?:textbf|mathbf|boldsymbol|bf)")
+_ORDERED_PRODUCT = re.compile(r"\\times(?![a-zA-Z])|\^\s*\{?\s*(?:-\s*1|T|\\(?:mathrm|text)\s*\{?T\}?)(?![\w.])")
+_POINT = re.compile(r"[A-Z](?:_\d|_\{\w+\}|'+)*")
+_ANGLE = re.compile(rf"\\angle\s*\{{?\s*((?:{_POINT.pattern}\s*){{3}})\}}?(?![A-Z])")
 _UP_TO_TWELVE = "zero one two three four five six seven eight nine ten eleven twelve"
 _TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _NUMBERS = [*_UP_TO_TWELVE.split(), *_TEENS.split(), "twenty"]
@@ -122,11 +127,29 @@ def one_spelling(text: str) -> str:
     if not _MONEY.match(text) or text.endswith("$"):
         text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"(?<!\.)\.$", "", text.strip())
-    text = _TEXT_COMMAND.sub(lambda m: rf"\text{{{re.sub('[{}]', '', m[1] or m[2] or '')}}}", text)
-    text = text.replace(r"\text{}", "")
+    has_products = _ORDERED_PRODUCT.search(text)
+    text = _TEXT_COMMAND.sub(lambda match: _one_text(match, bool(has_products)), text).replace(r"\text{}", "")
+    text = _ANGLE.sub(_points_in_order, text)
     text = _SCALE.sub(lambda m: rf"\times 10^{{{_SCALES[m[1] or m[3]]}}}{m[2] or ''}", text)
     text = _applied(_AROUND, _applied(_PLAIN, text))
     return text if _LIST.search(text) else _GROUPED.sub(lambda match: re.sub("[, ]", "", match[0]), text)
+
+
+def _one_text(match: re.Match[str], has_products: bool) -> str:
+    r"""``\text{}`` for other commands; a letter keeps what it is: the name of a function, or a vector in a product."""
+    command, inside = match[1], re.sub("[{}]", "", match[2] or match[3] or "")
+    if len(inside.strip()) == 1 and inside.strip().isalpha():
+        if has_products and _BOLD.match(command):
+            return rf"\mathbf{{{inside.strip()}}}"
+        if not _BOLD.match(command) and re.match(r"\s*[(\[]", match.string[match.end() :]):
+            return rf"\operatorname{{{inside.strip()}}}"
+    return rf"\text{{{inside}}}"
+
+
+def _points_in_order(match: re.Match[str]) -> str:
+    """An angle is the same from its other side."""
+    points = _POINT.findall(match[1])
+    return rf"\angle{{{''.join(min(points, points[::-1]))}}}"
 
 
 def _applied(rules: list[tuple[re.Pattern[str], str]], text: str) -> str:

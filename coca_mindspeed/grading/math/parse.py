@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import sympy
 
 from coca_mindspeed.grading.math.normalise import FIGURE
+from coca_mindspeed.grading.math.reading import ACCENTS, CLOSING, GREEK, OPENING, Name, Reading
+from coca_mindspeed.grading.math.vectors import Vector, crossed
 
 
 class NotMathematicsError(ValueError):
@@ -33,6 +35,7 @@ class Relation(NamedTuple):
     signs: tuple[str, ...]
     sides: tuple[Any, ...]
     name: str
+    left: tuple[str, ...] = ()  # the tokens of the name
 
     @property
     def has_one_name(self) -> bool:
@@ -46,26 +49,29 @@ class Decimal(NamedTuple):
     digits: int
 
 
-_TOKEN = re.compile(
-    r"(?:\d+(?:\.\d+)?|\.\d+)|\\begin\{\w+\}(?:\{[lcr| ]*\})?|\\end\{\w+\}|\\text\{[^{}]*\}|\\[a-zA-Z]+|\\.|\S"
-)
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
-_OPENING, _CLOSING = {*_BRACKETS, r"\{"}, {*_BRACKETS.values(), r"\}"}
-_WORD = re.compile(r"\\text\{\s*,?\s*(and|or)\s*\}|(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])")
 SET_OPERATIONS = (r"\cup", r"\cap", r"\setminus")
 _RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
 _ONE_NAME = (
     rf"(?:{FIGURE}|(?!\\(?:sin|cos|tan|ln|log)\()(?:\\?[a-zA-Z]+|\\text\{{[^{{}}]*\}})'*(?:_(?:\w|\{{\w+\}}))?'*"
     r"(?:\([^()]*\))?)"
 )
+_LETTER = r"\\?[a-zA-Z]+(?:_\w)?"
 _NAME = re.compile(rf"{_ONE_NAME}(?:\+{_ONE_NAME})*")
 _FACTORS = re.compile(r"\\begin\{(?:[pbB]|small)?matrix|\\begin\{array")  # may stand behind a number
 
 
-def parse(text: str) -> Any:
-    """A sympy expression, a :class:`Decimal`, :class:`Group` or :class:`Relation`; ``NotMathematicsError``."""
+def parse(text: str, reading: Reading | None = None) -> Any:
+    """A sympy expression, a :class:`Decimal`, :class:`Group` or :class:`Relation`; ``NotMathematicsError``.
+
+    Args:
+        reading: the gold answer's, by default the text's own.
+    """
+    return parse_tokens((reading or Reading.of(text)).tokens(text))
+
+
+def parse_tokens(tokens: Sequence[str]) -> Any:
     try:
-        return _structure(_TOKEN.findall(_WORD.sub(r"\\text{\1\2}", text)))
+        return _structure([*tokens])
     except RecursionError:
         raise NotMathematicsError("it is too deep") from None
 
@@ -75,7 +81,7 @@ def _split(tokens: Sequence[str], signs: Sequence[str]) -> tuple[list[list[str]]
     parts: list[list[str]] = [[]]
     found, depth = [], 0
     for token in tokens:
-        depth += (token in _OPENING or token.startswith(r"\begin")) - (token in _CLOSING or token.startswith(r"\end"))
+        depth += (token in OPENING or token.startswith(r"\begin")) - (token in CLOSING or token.startswith(r"\end"))
         if depth == 0 and token in signs:
             found.append(token)
             parts.append([])
@@ -99,7 +105,7 @@ def _structure(tokens: list[str]) -> Any:
     parts, found = _split(tokens, (",", ";"))
     if found:
         items = tuple(map(_structure, parts))
-        return _excluding(items) or _list(items)
+        return _excluding(items) or _conditions(items) or _list(items)
     parts, found = _split(tokens, _RELATIONS)
     if found == [r"\in"]:
         inside = _structure(parts[1])
@@ -113,7 +119,7 @@ def _structure(tokens: list[str]) -> Any:
             return point
         sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
         signs = tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found)
-        relation = Relation(signs, sides, name)
+        relation = Relation(signs, sides, name, tuple(parts[0]))
         return (_excluding([relation]) if isinstance(sides[-1], Group) else None) or relation
     for signs in ((":",), (r"\mod",), SET_OPERATIONS):
         parts, found = _split(tokens, signs)
@@ -146,6 +152,19 @@ def _excluding(items: Sequence[Any]) -> Group | None:
     return Group(r"\cap", tuple(first._replace(sides=(first.sides[0], value)) for value in values))
 
 
+def _conditions(items: Sequence[Any]) -> Group | None:
+    r"""All conditions of ``x \ge 0, x \ne 1`` hold at once; without ``\ne``, ``x < 0, x > 1`` are two cases."""
+    bounds = [item for item in items if isinstance(item, Relation) and {*item.signs} <= {"<", ">", r"\le", r"\ge"}]
+    excluded = _excluding([item for item in items if not any(item is bound for bound in bounds)] or items)
+    if not bounds or excluded is None:
+        return None
+    conditions = (*bounds, *excluded.items)
+    names = {item.name or str(item.sides[1]) for item in conditions}
+    sides = (_exact(side) for item in conditions for side in item.sides)
+    names |= {str(symbol) for side in sides for symbol in getattr(side, "free_symbols", ())}
+    return Group(r"\cap", conditions) if len(names) == 1 and re.fullmatch(_LETTER, names.pop()) else None
+
+
 def _exact(node: Any) -> Any:
     return node.value if isinstance(node, Decimal) else node
 
@@ -161,14 +180,16 @@ def _is_rounded(exact: Any, rounded: Any) -> bool:
 
 def _named_point(left: list[str], right: list[str]) -> Group | None:
     """``(a=1, b=2)`` of ``(a,b)=(1,2)``."""
-    names = ["".join(part) for part in _split(left[1:-1], (",",))[0]] if left[:1] == ["("] else []
+    parts = _split(left[1:-1], (",",))[0] if left[:1] == ["("] else []
+    names = ["".join(part) for part in parts]
     if len(names) < 2 or not all(map(_NAME.fullmatch, names)) or len(set(names)) < len(names):
         return None
     point = _structure(right)
     if not isinstance(point, Group) or (point.opened, len(point.items)) != ("(", len(names)):
         return None
-    pairs = zip(names, point.items, strict=True)
-    return point._replace(items=tuple(Relation(("=",), (sympy.S.Zero, value), name) for name, value in pairs))
+    rows = zip(names, parts, point.items, strict=True)
+    items = (Relation(("=",), (sympy.S.Zero, value), name, tuple(part)) for name, part, value in rows)
+    return point._replace(items=tuple(items))
 
 
 def _list(items: Iterable[Any], opened: str = "", closed: str = "") -> Group:
@@ -183,7 +204,7 @@ def _element(tokens: list[str]) -> Any:
         lines = (line for line in _split(inner, (r"\\",))[0] if line and line != [r"\hline"])
         kind = first[7:-1] if "vmatrix" in first.lower() else "matrix"  # a determinant or a norm is a number
         return Group(kind, tuple(Group("row", tuple(map(_structure, _split(line, ("&",))[0]))) for line in lines))
-    depths = [*itertools.accumulate((token in _OPENING) - (token in _CLOSING) for token in tokens)]
+    depths = [*itertools.accumulate((token in OPENING) - (token in CLOSING) for token in tokens)]
     if first in ("(", "[", r"\{") and last in (")", "]", r"\}") and all(depths[:-1]):  # the first closes at the last
         if inner and inner[0].startswith(r"\begin") and inner[-1].startswith(r"\end"):
             return _element(inner)
@@ -228,21 +249,18 @@ def _scalar(tokens: list[str]) -> Any:
 
 REALS = Group("(", (-sympy.oo, sympy.oo), ")")
 _SETS = {r"\emptyset": Group(r"\{", (), r"\}"), r"\Reals": REALS}
-_LETTERS = (
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi varpi rho varrho "
-    "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar"
-)
-GREEK = tuple(rf"\{name}" for name in _LETTERS.split())
-_ACCENT_NAMES = "bar vec hat tilde dot ddot mathcal mathfrak triangle angle overline"
-_ACCENTS = frozenset(rf"\{name}" for name in _ACCENT_NAMES.split())
 _SAME_NAMES = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp")
 _UNARY: dict[str, Any] = {rf"\{name}": getattr(sympy, name) for name in _SAME_NAMES}
 _UNARY |= {r"\arcsin": sympy.asin, r"\arccos": sympy.acos, r"\arctan": sympy.atan, r"\ln": sympy.log}
 _UNARY |= {r"\log": lambda x: sympy.log(x, 10)}
 _CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
 _TIMES = ("*", "/", r"\cdot", r"\times", r"\div")
-_ENDS = _CLOSING | {"+", "-", ",", "^", "_", "!", r"\over", r"\choose", *_TIMES}
+_ENDS = CLOSING | {"+", "-", ",", "^", "_", "!", r"\over", r"\choose", *_TIMES}
 _MAX_BITS = 4_000_000  # of a power that sympy writes out
+
+
+_NAMED = re.compile(r"\\(?:text|mathbf|operatorname)\{([^{}]*)\}")
+_TRANSPOSES = [(len(form), form) for t in ("T", r"\text{T}") for form in (["^", t], ["^", "{", t, "}"])]
 
 
 class _Parser:
@@ -284,12 +302,15 @@ class _Parser:
         return self._signed() if self._take("+") else self._product()
 
     def _product(self) -> Any:
-        value = self._juxtaposed()
+        before, last = sympy.S.One, self._juxtaposed()
         while self._take(*_TIMES):
-            divided = self._next(-1) in ("/", r"\div")
+            sign = self._next(-1)
             factor = -self._juxtaposed() if self._take("-") else self._juxtaposed()
-            value = value / factor if divided else value * factor
-        return value
+            if sign == r"\times":
+                last = crossed(last, factor)
+            else:
+                before, last = before * last, 1 / factor if sign in ("/", r"\div") else factor
+        return before * last
 
     def _juxtaposed(self, in_function: bool = False) -> Any:
         factors = [self._power()]
@@ -332,7 +353,7 @@ class _Parser:
         self._bars += opened == "|"
         value = self.fraction() if opened == "{" else self.sum()
         self._bars -= opened == "|"
-        self._expect(_BRACKETS.get(opened, opened))
+        self._expect(OPENING.get(opened, opened))
         return value
 
     def _atom(self) -> Any:
@@ -358,13 +379,14 @@ class _Parser:
             return self._function(token)
         if token in _CONSTANTS:
             return _CONSTANTS[token]
-        if token in _ACCENTS:
-            return self._symbol(f"{token}({self._raw()})")
-        if token.startswith(r"\text{"):
-            return self._symbol(token[6:-1].strip())
+        role = token.role if isinstance(token, Name) else ""
+        if token in ACCENTS:
+            return self._symbol(f"{token}({self._raw()})", role)
+        if named := _NAMED.fullmatch(token):
+            return self._symbol(named[1].strip(), role)
         if token not in GREEK and (len(token) != 1 or not token.isalpha()):
             raise NotMathematicsError(f"unexpected {token or 'end'}")
-        return self._symbol(token)
+        return self._symbol(token, role)
 
     def _function(self, name: str) -> Any:
         function, power = _UNARY[name], None
@@ -409,17 +431,30 @@ class _Parser:
         inside = [token for token in self._tokens[start : self.place] if token not in "{}"]
         return "".join(re.sub(r"^\\text\{(.*)\}$", r"\1", token) for token in inside)
 
-    def _symbol(self, name: str) -> Any:
+    def _symbol(self, name: str, role: str = "") -> Any:
         """A letter with its index and primes: e, i, a symbol, or the value of an unknown function."""
-        index, primes = "", ""
-        self._put_index_first()
-        while self._next() in ("_", "'"):
+        index, primes, power = "", "", ""
+        if role != "function":
+            self._put_index_first()
+        while self._next() in ("_", "'") or (role == "function" and self._next() == "^"):
             if self._take("_"):
                 index += self._raw()
             primes += "'" * self._take("'")
+            power += f"^{self._raw()}" if self._next() == "^" and role == "function" and self._take("^") else ""
         if not index and not primes and name in ("e", "i"):
             return sympy.E if name == "e" else sympy.I
         name = f"{name}_{index}{primes}" if index or primes else name
-        if name.rstrip("'") in {*"fgh"} and self._next() == "(":
-            return sympy.Function(name)(self._group("("))
-        return sympy.Symbol(name, real=True)
+        if role == "function":  # with its power, as in the name of the inverse
+            return sympy.Function(name + power, real=True)(self._group(self._next()))
+        if role == "operator" and self._next() not in _ENDS | {""}:
+            return sympy.Function(name, real=True)(self._group("(") if self._next() == "(" else self._juxtaposed())
+        if role == "matrix":
+            transposed = "^T" if self._take_transpose() else ""
+            return sympy.Symbol(name + transposed, commutative=False)
+        return (Vector if role == "vector" else sympy.Symbol)(name, real=True)
+
+    def _take_transpose(self) -> bool:
+        following = [self._next(ahead) for ahead in range(4)]
+        size = next((n for n, form in _TRANSPOSES if following[:n] == form), 0)
+        self.place += size
+        return bool(size)
