@@ -18,7 +18,8 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, validation_problems
 from coca_mindspeed.local.run_directory import BEST_MODEL
-from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.console import one_line, print_text, without_password
+from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import is_ours, model_of
 from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.json_files import read_object, to_json_line
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
     option("--name", metavar="NAME", help="of the model at URL (default: the first that the server lists)")
     variables = 'variables of the chat template, {"enable_thinking": false} for example'
+    trust = "run the Python code that the model's directory names: its own method, and auto_map in config.json"
+    option("--trust-remote-code", action="store_true", help=trust)
     option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
 
 
@@ -77,9 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device
 
+        records = [_record(each, instruction) for each in questions]
+        _check_context(path, config, records)
         print_text(f"loading {path}", sys.stderr)
         policy = load_policy(path, config.model, choose_device(arguments.device, where="--device"), where="MODEL")
-        replies = ask(policy, config, [_record(each, instruction) for each in questions], arguments.samples)
+        replies = ask(policy, config, records, arguments.samples)
         missing = (
             "train it first, with a format warm-up: coca-mindspeed train laptop model.path=DIR ... (docs/quickstart.md)"
         )
@@ -103,6 +108,18 @@ def _questions(given: Sequence[str]) -> Iterator[str]:
                 yield line
             elif text != "-":
                 raise UsageError("QUESTION: expected text, found an empty one")
+
+
+def _check_context(path: Path, config: RunConfig, records: Sequence[Record]) -> None:
+    """Refuse prompts that do not fit, with the longest response, into the context of the model in ``path``."""
+    from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
+    from coca_mindspeed.local.validation import LengthLimits, check_lengths
+
+    system_prompt = config.method.training_method.system_prompt
+    tokenizer = load_model_tokenizer(path, config.model, where="MODEL")
+    architecture = read_model_config(path, config.model, where="MODEL")
+    limits = LengthLimits(sys.maxsize, config.rollout.max_new_tokens, "QUESTION", "--max-tokens")
+    check_lengths(tokenizer, architecture, records, system_prompt, limits, f"MODEL={path}", show_progress=False)
 
 
 def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples: int) -> list[Reply]:
@@ -138,7 +155,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
     if is_hub_id(arguments.model) and not path.exists():
         from coca_mindspeed.local.model_files import download_model
 
-        path = download_model(arguments.model, custom_code=False, show_progress=True)
+        path = download_model(arguments.model, custom_code=arguments.trust_remote_code, show_progress=True)
     path = model_of(path)
     if not (path / "config.json").is_file():
         found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
@@ -146,10 +163,10 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
     known: Mapping[str, Any] = {}
     config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
-    trusted = False
     if path.name in ("model", BEST_MODEL) and is_ours(path.parent, "run"):
         config = compose_run(str(path.parent / "config.yaml")).run
-        trusted = config.model.trust_remote_code
+        if not arguments.trust_remote_code:
+            refuse_code(path.parent, config, uses_method=arguments.method is None)
         known = prompt_of(config)
     elif (path / PROMPT_FILE).is_file():
         known = _read_prompt(path / PROMPT_FILE)
@@ -167,7 +184,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
         prompt_date=config.model.prompt_date,
         attention=config.model.attention,
-        trust_remote_code=trusted,
+        trust_remote_code=arguments.trust_remote_code,
     )
     updated = {
         "model": model,
@@ -175,6 +192,17 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         "seed": arguments.seed,
     }
     return path, config.model_copy(update=updated), {**known, **changes}
+
+
+def refuse_code(directory: Path, config: RunConfig, *, uses_method: bool) -> None:
+    """Raise ConfigError if the run in ``directory``, which anyone may have written, names Python code to run."""
+    named = [config.method.name] if uses_method and is_custom(config.method.name) else []
+    named += ["model.trust_remote_code=true"] if config.model.trust_remote_code else []
+    if named:
+        raise ConfigError(
+            f"{directory / 'config.yaml'}: names Python code of its own ({', '.join(named)}); add --trust-remote-code "
+            "if you trust whoever wrote it"
+        )
 
 
 def _with_method(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
@@ -229,7 +257,7 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
         try:
             name = arguments.name or next(iter(await client.models() or ()), None)
             if name is None:
-                raise UsageError(f"{arguments.model}: lists no models; name one by --name")
+                raise UsageError(f"{without_password(arguments.model)}: lists no models; name one by --name")
 
             async def one(question: str, sample: int) -> tuple[str, str]:
                 messages = prompt_messages(_record(question, instruction), method.system_prompt)
@@ -238,7 +266,7 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
 
             return await asyncio.gather(*(one(q, s) for q in questions for s in range(arguments.samples)))
         except ChatError as error:
-            raise ConfigError(f"{arguments.model}: {error}") from error
+            raise ConfigError(f"{without_password(arguments.model)}: {error}") from error
         finally:
             await client.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.cli.ask import PROMPT_FILE, prompt_of
+from coca_mindspeed.cli.ask import PROMPT_FILE, prompt_of, refuse_code
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     best = "the model that checkpoint.best kept instead of the last one"
     parser.add_argument("--best", action="store_true", help=best)
     parser.add_argument("--card", action="store_true", help="write a model card, README.md, with the run's metrics")
+    trust = "run the Python code of the run's own method, which its card describes"
+    parser.add_argument("--trust-remote-code", action="store_true", help=trust)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export")
 
 
@@ -47,9 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         hint = " with checkpoint.best" if arguments.best else ""
         raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run{hint}")
     check_output_path(output, arguments.overwrite)
+    config = compose_run(str(source / "config.yaml")).run
+    if arguments.card and is_custom(config.method.name) and not arguments.trust_remote_code:
+        refuse_code(source, config, uses_method=True)
     with output_directory(output, arguments.overwrite, "model") as directory:
         shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
-        config = compose_run(str(source / "config.yaml")).run
         if not is_custom(config.method.name):  # its code is not exported
             write_json(directory / PROMPT_FILE, prompt_of(config))
         if arguments.card:

@@ -3,13 +3,16 @@
 import io
 import json
 import shutil
+from contextlib import suppress
 
 import pytest
 
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.errors import MissingDependencyError
+from coca_mindspeed.utils.directories import write_marker
 from tests.chat_server import chat_server
 from tests.local.models_for_tests import write_random_model
 
@@ -128,3 +131,41 @@ def test_refusals(arguments, code, named, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["ask", *arguments]) == code
     assert named in capsys.readouterr().err
+
+
+@pytest.fixture
+def untrusted(tmp_path, monkeypatch):
+    """A run whose config.yaml names a method's file, and a model whose config.json names code; both leave ``ran``."""
+    monkeypatch.chdir(tmp_path)
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    (tmp_path / "evil.py").write_text(f"{code}class Method: ...\n")
+    run, model = tmp_path / "run", tmp_path / "model"
+    write_marker(run, "run")
+    config = to_yaml(compose_run("demo").run).replace("name: coca\n", f"name: {tmp_path}/evil.py:Method\n")
+    (run / "config.yaml").write_text(config)
+    for directory, content in (
+        (run / "model", {"model_type": "llama"}),
+        (model, {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}),
+    ):
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps(content))
+    (model / "evil.py").write_text(f"{code}class Config: ...\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("named", ["run", "run/model", "model"])
+def test_python_of_a_directory_is_run_only_if_it_is_trusted(untrusted, capsys, named):
+    assert main(["ask", str(untrusted / named), "q"]) == 1
+    assert not (untrusted / "ran").exists()
+    assert "trust" in capsys.readouterr().err
+    with suppress(Exception):  # neither is a whole method or model
+        main(["ask", str(untrusted / named), "q", "--trust-remote-code"])
+    assert (untrusted / "ran").exists()
+
+
+def test_a_method_of_ones_own_is_described_only_if_it_is_trusted(untrusted, capsys):
+    (untrusted / "run" / "summary.json").write_text("{}")
+    command = ["export", str(untrusted / "run"), "--output", str(untrusted / "out"), "--card"]
+    assert main(command) == 1
+    assert not (untrusted / "ran").exists()
+    assert "--trust-remote-code" in capsys.readouterr().err
