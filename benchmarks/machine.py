@@ -11,7 +11,7 @@ import torch
 def machine() -> dict[str, str | int]:
     """The processor, its cores that this process may use, PyTorch's threads and the Python."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -28,13 +28,16 @@ def packages(*names: str) -> dict[str, str | None]:
     return {name: _version(name) for name in names}
 
 
-def _processor() -> str:
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, with family and model: a virtual machine hides which ``AMD EPYC`` it is."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    named = facts.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{name.removeprefix('cpu ')} {facts[name]}" for name in ("cpu family", "model") if name in facts]
+    return f"{named} ({', '.join(numbers)})" if numbers else named
 
 
 def _version(package: str) -> str | None:

@@ -1,6 +1,7 @@
 """The rollout simulator against cases computed by hand, what ``make bench-check`` calls worse, and a run's hooks."""
 
 import math
+import platform
 import random
 import statistics
 
@@ -9,6 +10,7 @@ import pytest
 from benchmarks import check as bench
 from benchmarks import mindspeed_own_grpo
 from benchmarks.check import BASELINES, FIGURES, Comparison, Figure, check, compare, read_baselines
+from benchmarks.machine import processor
 from benchmarks.rollout_simulator import (
     Costs,
     Engine,
@@ -106,8 +108,30 @@ def test_what_is_worse(kind, before, now, problem):
 def test_what_is_worse_once_is_measured_again(monkeypatch, fast, large, baselines, code):
     figures = {"fast": Figure(SPEED, lambda _: fast.pop(0)), "large": Figure(SIZE, lambda _: large.pop(0))}
     monkeypatch.setattr(bench, "FIGURES", figures)
-    assert check(baselines, {"machine": "another"}, lambda names: bench.measured(names, 1)) == code
+    here = {"machine": {"processor": processor()}}
+    assert check(baselines, here, lambda names: bench.measured(names, 1)) == code
     assert not fast + large
+
+
+@pytest.mark.parametrize("content", [{}, {"machine": "another"}, {"machine": {"processor": "AMD EPYC"}}])
+def test_baselines_of_another_processor_give_no_verdict(monkeypatch, capsys, content):
+    monkeypatch.setattr(bench, "FIGURES", {"fast": Figure(SPEED, lambda _: 1.25)})
+    monkeypatch.setattr(bench, "processor", lambda: "AMD EPYC (family 25, model 1)")
+    assert check({"fast": 2.0}, content, lambda names: bench.measured(names, 1)) == 0
+    assert "1.25" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ("processor: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\n", "AMD EPYC (family 25, model 1)"),
+        ("model name\t: ARMv8\n", "ARMv8"),
+        ("", None),
+    ],
+)
+def test_the_processors_name_has_its_model(tmp_path, lines, name):
+    (tmp_path / "cpuinfo").write_text(lines)
+    assert processor(tmp_path / "cpuinfo") == (name or platform.processor() or platform.machine())
 
 
 def test_the_committed_baselines_are_of_the_figures_that_are_measured():
