@@ -6,8 +6,10 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
-# OpenMP spins by default, and takes the cores of the other processes; the commands set it for themselves.
-export OMP_WAIT_POLICY ?= passive
+# OpenMP spins for long by default, and takes the cores of the other processes; the commands set it for themselves.
+ifeq ($(origin OMP_WAIT_POLICY)$(origin GOMP_SPINCOUNT),undefinedundefined)
+export GOMP_SPINCOUNT := 10000
+endif
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
@@ -64,7 +66,7 @@ lint: $(STAMP)  ## ruff, mypy and shellcheck
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd launch && $(abspath $(BIN))/shellcheck *.sh
+	cd launch && ../$(BIN)/shellcheck *.sh
 
 system-packages:  ## bubblewrap, which the sandbox's tests need: apt-get installs it for root
 	@requirements/system.sh

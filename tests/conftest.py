@@ -17,7 +17,8 @@ LEFT_OUT = ("nightly", "published")
 left_out = pytest.StashKey[dict[str, int]]()
 
 # Before torch is loaded, as the commands do: threads that spin take the cores of the other processes of pytest-xdist.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = "10000"
 
 # A shell starts what it runs in the background with SIGINT ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -19,7 +19,7 @@ from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError, UsageError, did_you_mean
 from coca_mindspeed.utils.interrupts import quiet_imports
 from coca_mindspeed.utils.packages import missing_package
-from coca_mindspeed.utils.process import wait_passively
+from coca_mindspeed.utils.process import limit_spinning
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about three minutes and compare it before and after",
@@ -114,7 +114,7 @@ def main(
 
 
 def _run(arguments: list[str], parser: Callable[[Sequence[str]], argparse.ArgumentParser], program: str) -> int:
-    wait_passively()
+    limit_spinning()
     for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
         if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
             reconfigure(errors="backslashreplace")

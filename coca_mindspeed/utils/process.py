@@ -77,13 +77,15 @@ def _read(file: Path) -> str:
         return ""
 
 
-def wait_passively() -> None:
-    """Let the threads of OpenMP sleep while they wait for each other, unless OMP_WAIT_POLICY is set.
+def limit_spinning() -> None:
+    """Let the threads of OpenMP spin for a moment only before they sleep, unless a variable of the user's decides.
 
-    By default they spin.  On a machine that does anything else, they then take the core that the thread they wait for
-    needs (docs/training.md, CPU threads).  To be called before torch is loaded; processes that are started inherit it.
+    By default they spin for long while they wait for each other.  On a machine that does anything else, they then take
+    the core that the thread they wait for needs; threads that sleep at once wake up late (docs/training.md, CPU
+    threads).  To be called before torch is loaded; processes that are started inherit it.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "10000"
 
 
 def usable_cpus(root: Path = Path("/")) -> int:

@@ -82,13 +82,24 @@ def test_what_others_leave_by_version_1(tmp_path):
     assert memory_left(tmp_path) == 600
 
 
-@pytest.mark.parametrize(("before", "after"), [(None, "passive"), ("active", "active")])
-def test_a_command_lets_threads_sleep_unless_told_otherwise(monkeypatch, before, after):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if before is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", before)
+@pytest.mark.parametrize(
+    ("before", "spins"),
+    [
+        ({}, "10000"),
+        ({"OMP_WAIT_POLICY": "passive"}, None),
+        ({"OMP_WAIT_POLICY": "active"}, None),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+    ],
+)
+def test_a_command_limits_spinning_unless_told_otherwise(monkeypatch, before, spins):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # both are restored
+        monkeypatch.delenv(name)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
     assert main(["config", "list"]) == 0
-    assert os.environ["OMP_WAIT_POLICY"] == after
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+    assert os.environ.get("OMP_WAIT_POLICY") == before.get("OMP_WAIT_POLICY")
 
 
 def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch):
