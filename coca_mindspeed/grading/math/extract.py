@@ -190,8 +190,10 @@ def stated_formula(sentence: str) -> str | None:
         return None
     sentence = plain_characters(sentence).strip(" .\n")
     inside = [formula.strip() for formula in formulas(sentence)]
-    stated = len(inside) == 1 and _has_prose(_masked(sentence)) and _value(sentence) == inside[0]
-    return inside[0] if stated else None
+    masked = _masked(sentence)
+    states = any(masked[match.end() :].startswith(_MASK) for match in _STATES.finditer(masked))  # not "for all $t$"
+    is_sentence = len(inside) == 1 and states and _has_prose(masked)
+    return inside[0] if is_sentence and _value(sentence) == inside[0] else None
 
 
 def formulas(text: str) -> Iterator[str]:
