@@ -14,7 +14,7 @@ from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.advantages import token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, segment_ends
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 
 PROMPTS, GROUP, TOKENS = 128, 16, 4096
 
@@ -34,7 +34,7 @@ def run(rounds: int) -> dict[str, float]:
     correct = torch.rand(PROMPTS, GROUP, generator=generator) < 0.5
     confidence = torch.rand(PROMPTS, GROUP, generator=generator)
     ends = segment_ends(token_ids, lengths, text, [valid])
-    rule, verdicts = CreditRule(training_method("coca")), correct.double()
+    rule, verdicts = CreditRule(method_settings()), correct.double()
 
     def advantages() -> Tensor:
         credit = rule(verdicts, confidence)

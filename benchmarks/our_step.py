@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.responses import response_scorer
 
 
 class OurStep:
@@ -31,7 +32,7 @@ class OurStep:
         draw, group_size = generator(torch.device("cpu"), 0, "rollout", self.step), config.rollout.group_size
         rollout = respond(self.policy, asked, config.method, config.rollout, draw, group_size)
         graded = response_scorer(config.method, self.policy.text, self.grader)(rollout, asked)
-        credited = graded.give_credit(credit_rule(config.method, 0), group_size)
+        credited = graded.give_credit(CreditRule(config.method), group_size)
         update_policy(self.policy, rollout, credited, self.optimizer, self.lr, config)
         self.step += 1
         return int(rollout.lengths.sum())

@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.loops_in_turn import in_a_process
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.local import lm_head
@@ -52,7 +52,7 @@ def random_rollout(responses: int, tokens: int, vocabulary: int) -> tuple[Rollou
         segment_ends=torch.tensor([[8, tokens]]).expand(responses, 2),
         correct=torch.randint(2, (responses,)).double(),
     )
-    return rollout, scored.give_credit(CreditRule(training_method("coca")), responses)
+    return rollout, scored.give_credit(CreditRule(method_settings()), responses)
 
 
 def measure(

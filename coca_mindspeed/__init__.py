@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from coca_mindspeed.algorithm.advantages import SegmentMasks
     from coca_mindspeed.algorithm.boundary import confidence_segment_lengths, segment_ends
     from coca_mindspeed.algorithm.credit import CreditRule
-    from coca_mindspeed.algorithm.methods import training_method
+    from coca_mindspeed.algorithm.methods import method_settings, training_method
     from coca_mindspeed.algorithm.objective import segment_objective
     from coca_mindspeed.algorithm.parsing import parse_response
     from coca_mindspeed.library import CocaAdvantages, coca_advantages
@@ -25,6 +25,7 @@ __all__ = [
     "SegmentMasks",
     "coca_advantages",
     "confidence_segment_lengths",
+    "method_settings",
     "parse_response",
     "segment_ends",
     "segment_objective",
@@ -38,6 +39,7 @@ _MODULES = {
     "SegmentMasks": "algorithm.advantages",
     "coca_advantages": "library",
     "confidence_segment_lengths": "algorithm.boundary",
+    "method_settings": "algorithm.methods",
     "parse_response": "algorithm.parsing",
     "segment_ends": "algorithm.boundary",
     "segment_objective": "algorithm.objective",

@@ -21,6 +21,7 @@ Check = Callable[[Subject], Iterable["Problem"]]
 #: Code, key, whether it holds, expected value, and optionally a fix: a :class:`Problem` if it does not hold.
 Condition = tuple[Any, ...]
 UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
+_CODES_OF_DATACLASSES = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_type": "model_type"}
 _LONGEST_VALUE = 200  # characters of a value in a message
 
 
@@ -176,5 +177,6 @@ def validation_problems(error: "ValidationError", section: str = "") -> list[Pro
                 parts, message = [*parts, inner], reason
                 value = value_of(value, inner)
         key = ".".join(part for part in parts if part)
-        problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
+        code = _CODES_OF_DATACLASSES.get(found["type"], found["type"])
+        problems.append(Problem(code, key, value, f"{message[:1].lower()}{message[1:]}"))
     return problems

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import AdvantageScale, Reduce, SegmentMasks
+from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import Credit, CreditRule
-from coca_mindspeed.algorithm.methods import TrainingMethod, training_method
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.methods import MethodSettings, method_settings
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.rollout import Sampled, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
@@ -53,16 +52,8 @@ def coca_advantages(
     tokenizer: Any,
     group_size: int,
     *,
-    method: str | TrainingMethod = "coca",
+    method: str | MethodSettings = "coca",
     stage: int | None = None,
-    decimals: int | None = None,
-    max_confidence_tokens: int = 16,
-    invalid_reward: float = -1.0,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    separate_format: bool = True,
-    scale: AdvantageScale = "group",
-    entropy_bonus: float = 0.0,
     log_probs: Tensor | None = None,
     reduce: Reduce | None = None,
 ) -> CocaAdvantages:
@@ -80,24 +71,17 @@ def coca_advantages(
             group; a group with fewer than two others gets the advantage 0.
         tokenizer: the model's fast Hugging Face tokenizer, or its :func:`token_text`.
         group_size: G, responses to each prompt, at least 2.
-        method: a name of docs/method.md, such as ``coca``, or an object with the methods of :class:`TrainingMethod`.
+        method: a name of docs/method.md, such as ``coca``, or :func:`method_settings` with keys of that page, or of an
+            object with the methods of :class:`TrainingMethod`.
         stage: index into the method's stages, which are run one after the other; None: it has only one.
-        decimals: digits that a confidence must have after the point; None: any plain decimal.
-        max_confidence_tokens: tokens that stand in for each confidence of an invalid response.
-        invalid_reward: confidence reward of an invalid response.
-        ddof: of the groups' standard deviation; 1 is the sample's, 0 the population's.
-        eps: added to the standard deviation.
-        separate_format: see :class:`CreditRule`.
-        scale: ``group``, ``batch`` or ``none``; see :class:`CreditRule`.
-        entropy_bonus: see :class:`CreditRule`; for ``coca``.
-        log_probs: float ``[B, T]``, for ``entropy_bonus``: of each sampled token under the policy that sampled it,
-            anything on padding; without gradient.
-        reduce: with ``batch`` in several processes, adds (sum of squares, count) over all of them; every process calls
-            it equally often.
+        log_probs: float ``[B, T]``, for settings that read them (``entropy_bonus``): of each sampled token under the
+            policy that sampled it, anything on padding; without gradient.
+        reduce: with the scale ``batch`` in several processes, adds (sum of squares, count) over all of them; every
+            process calls it equally often.
 
     Raises:
-        ValueError: a wrong shape, an unknown method, B that is no multiple of ``group_size``, or an entropy bonus for
-            another method than ``coca`` or without log-probs.
+        ValueError: a wrong shape, an unknown method or stage, B that is no multiple of ``group_size``, or no log-probs
+            for settings that read them.
         TypeError: token ids or lengths that are no integer tensors.
         ConfigError: the tokenizer is slow, or has no bytes for each token.
     """
@@ -112,28 +96,20 @@ def coca_advantages(
             f"the batch should hold whole groups of at least 2 responses, found {batch} responses and "
             f"group_size {group_size}"
         )
-    chosen = training_method(method) if isinstance(method, str) else method
-    if stage is None and len(chosen.stages) == 1:
-        stage = 0
-    if stage is None or not 0 <= stage < len(chosen.stages):
+    settings = method_settings(method) if isinstance(method, str) else method
+    rule = CreditRule(settings, stage)
+    if settings.reads_log_probs and (log_probs is None or log_probs.shape != token_ids.shape):
+        shape = "none" if log_probs is None else list(log_probs.shape)
         raise ValueError(
-            f"stage should be in [0, {len(chosen.stages)}) for {chosen.name}, whose stages are "
-            f"{', '.join(chosen.stages)}; found {stage}"
-        )
-    if entropy_bonus and (chosen.name != "coca" or log_probs is None or log_probs.shape != token_ids.shape):
-        found = "none" if log_probs is None else f"shape {list(log_probs.shape)}"
-        raise ValueError(
-            f"entropy_bonus={entropy_bonus} needs method coca and log_probs, float {list(token_ids.shape)}; found "
-            f"{chosen.name} and {found}"
+            f"the settings of {settings.label} need log_probs, float {list(token_ids.shape)}; found {shape}"
         )
     ids, ends = token_ids.detach().cpu(), lengths.detach().cpu()
     if ends.shape != (batch,):
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
     ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
-    parser = ResponseParser(chosen.confidence_position, decimals)
-    parsed = Sampled(token_ids=ids, lengths=ends).read(_token_text(tokenizer, ids), parser, max_confidence_tokens)
+    sampled_ids, text = Sampled(token_ids=ids, lengths=ends), _token_text(tokenizer, ids)
+    parsed = sampled_ids.read(text, settings.parser(), settings.max_confidence_tokens)
     scored = parsed.scored(_verdicts(correct, batch))
-    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format, entropy_bonus, scale)
     sampled = None if log_probs is None else log_probs.detach().cpu()
     of_confidence = confidence_log_probs(rule, sampled, scored.segment_ends)
     credited = scored.give_credit(rule, group_size, reduce, log_probs=of_confidence, width=width)

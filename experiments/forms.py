@@ -24,7 +24,8 @@ import numpy.typing as npt
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import MethodSettings, method_settings
+from coca_mindspeed.config.values import checked_method
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.grading.registry import build_grader
@@ -72,7 +73,7 @@ class FormRun:
 
     name: str
     seed: int
-    method: MethodConfig
+    method: MethodSettings
     curve: Mapping[str, Floats]
     kinds: npt.NDArray[np.str_]
     confidence: Floats
@@ -112,7 +113,7 @@ class FormRun:
     @property
     def changed_keys(self) -> list[str]:
         """Keys that differ from the paper's form."""
-        paper = MethodConfig(separate_format=False)
+        paper = method_settings(separate_format=False)
         keys = ("advantage_eps", "advantage_scale", "confidence_decimals", "entropy_bonus", "separate_format")
         return [key for key in keys if getattr(self.method, key) != getattr(paper, key)]
 
@@ -208,7 +209,7 @@ def read_archive(archive: Path) -> list[FormRun]:
             FormRun(
                 cell["name"],
                 cell["seed"],
-                MethodConfig.model_validate(cell["made_from"]["settings"]["method"]),
+                checked_method(cell["made_from"]["settings"]["method"]),
                 curve,
                 np.array([row["kind"] for row in rows]),
                 _columns(rows, ["confidence"])["confidence"],

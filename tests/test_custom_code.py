@@ -9,7 +9,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.config.values import checked_method
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import CocaError, ConfigError, GradingError
 from coca_mindspeed.grading.custom import BrokenGraderError
@@ -221,4 +221,4 @@ def test_the_code_of_the_documentation(folder):
     grader = build_grader("my_grader.py:grade", {"tolerance": 0.5})
     grader.check([MATH])
     assert [verdict.correct for verdict in grader.grade([MATH] * 2, ["391.2", "392"])] == [True, False]
-    check_custom_method(MethodConfig(name="my_method.py:Shy"))
+    check_custom_method(checked_method({"name": "my_method.py:Shy"}))

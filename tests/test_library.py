@@ -12,6 +12,7 @@ from coca_mindspeed import (
     CreditRule,
     coca_advantages,
     confidence_segment_lengths,
+    method_settings,
     parse_response,
     segment_objective,
     token_text,
@@ -48,7 +49,7 @@ def test_every_exported_name_exists_and_unknown_names_do_not():
 
 def test_advantages_of_a_group_by_hand():
     ids, lengths = batch()
-    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, max_confidence_tokens=5)
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, method=method_settings(max_confidence_tokens=5))
     assert found.confidences.tolist()[:3] == [0.5, 1.0, 0.9]
     assert math.isnan(found.confidences[3])
     assert found.answers == ["\n42", " 41", "42", TEXTS[3]]
@@ -73,7 +74,7 @@ def test_it_equals_its_parts():
     stated = [parse_response(text).confidence for text in table.decode(ids, lengths)]
     confidence = torch.tensor([math.nan if s is None else s for s in stated], dtype=torch.float64)
     segment = confidence_segment_lengths(ids, lengths, table, ~confidence.isnan())
-    rule = CreditRule(training_method("coca"))
+    rule = CreditRule(method_settings())
     credit = rule(correct[None].double(), confidence[None])
     expected = torch.zeros(ids.shape)
     for row, (inside, length) in enumerate(zip(segment.tolist(), lengths.tolist(), strict=True)):
@@ -92,7 +93,9 @@ def test_processes_share_one_scale_through_reduce():
 
     def advantages(rows, **options):
         own = ids[rows], lengths[rows], CORRECT[rows]
-        return coca_advantages(*own, qwen_like(), 2, scale="batch", **options).advantages
+        return coca_advantages(
+            *own, qwen_like(), 2, method=method_settings(advantage_scale="batch"), **options
+        ).advantages
 
     for half in halves:
         advantages(half, reduce=lambda *own: sums.append(own) or own)
@@ -110,16 +113,17 @@ def test_the_entropy_bonus_reads_the_confidences_log_probs():
     log_probs = torch.full(ids.shape, -100.0)
     log_probs[inside] = 0.0
     log_probs[1, 0] = -3.0
-    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, entropy_bonus=0.1, log_probs=log_probs)
+    method = method_settings(entropy_bonus=0.1)
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, method=method, log_probs=log_probs)
     among = torch.tensor([0.0, -0.25 + 0.3, -0.16])
     expected = (among - among.mean()) / (among.std() + 1e-6)
     valid = torch.tensor([1.0, 1.0, 1.0, 0.0])
     form = (valid - valid.mean()) / (valid.std() + 1e-6)
     torch.testing.assert_close(found.advantages[:, 0], form + torch.cat([expected, torch.zeros(1)]))
     assert torch.equal(found.advantages[~inside], plain.advantages[~inside])
-    for more in ({"log_probs": log_probs[:, 1:]}, {}, {"log_probs": log_probs, "method": "joint"}):
-        with pytest.raises(ValueError, match=r"entropy_bonus=0\.1"):
-            coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, entropy_bonus=0.1, **more)
+    for more in ({"log_probs": log_probs[:, 1:]}, {}):
+        with pytest.raises(ValueError, match="log_probs"):
+            coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, method=method, **more)
 
 
 def test_an_ungradable_answer_is_left_out_of_its_group():

@@ -8,6 +8,9 @@ if TYPE_CHECKING:  # configurations read this package without the seconds that t
 #: How a loss is aggregated over tokens: ``sum`` is the paper's; see :func:`.objective.segment_objective`.
 LossAggregation = Literal["sum", "token_mean", "segment_mean"]
 
+#: Divisor of a group's centred rewards: see :class:`.methods.settings.MethodSettings`.
+AdvantageScale = Literal["group", "batch", "none"]
+
 _DTYPES = {
     "bool": ("torch.bool",),
     "int": ("torch.int64", "torch.int32"),

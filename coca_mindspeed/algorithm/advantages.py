@@ -5,17 +5,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm import check_tensor
+from coca_mindspeed.algorithm import AdvantageScale, check_tensor
 
 #: Tokens of each segment by its name, in the order of the response: bool ``[B, T]``, disjoint, and False on
 #: padding.
 SegmentMasks = dict[str, Tensor]
-AdvantageScale = Literal["group", "batch", "none"]
 #: Adds up (sum of squares, count) over all processes of a step.
 Reduce = Callable[[float, int], tuple[float, int]]
 
@@ -82,7 +81,7 @@ class Normalisation:
     """Rule that turns a step's rewards, float64 ``[P, G]`` with NaN for no part, into advantages.
 
     ``reduce`` adds up a sum of squares and a count over the processes that share a step; None: this process has the
-    whole step.  The other attributes are those of :class:`coca_mindspeed.algorithm.credit.CreditRule`.
+    whole step.  The other attributes are those of :class:`.methods.settings.MethodSettings`.
     """
 
     scale: AdvantageScale = "group"

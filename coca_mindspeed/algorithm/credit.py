@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm import check_tensor
-from coca_mindspeed.algorithm.advantages import Advantage, AdvantageScale, Normalisation, Reduce
-from coca_mindspeed.algorithm.methods.base import GroupOutcomes, TrainingMethod
+from coca_mindspeed.algorithm.advantages import Advantage, Normalisation, Reduce
+from coca_mindspeed.algorithm.methods.base import GroupOutcomes
+from coca_mindspeed.algorithm.methods.settings import MethodSettings
 from coca_mindspeed.algorithm.parsing import SEGMENTS
 
 
@@ -47,39 +48,24 @@ class Credit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditRule:
-    """Rule that turns a method's rewards into advantages.
+    """Rule that turns the rewards of a method's stage into advantages.
 
     Attributes:
-        method: the rewards of each segment, and the order of the segments.
-        stage: index into the method's stages.
-        invalid_reward: confidence reward of a response without a valid confidence.
-        ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
-        eps: added to the deviation.
-        separate_format: normalise the scores of confidences over the valid responses alone, and add the normalised 0/1
-            reward of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
-            shrinks the differences among the valid ones 5 to 40 times.  It has no effect if all responses are valid,
-            and applies to methods whose confidence has a reward of its own.
-        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence; for ``coca``.  Its
-            expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere.
-        scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one deviation
-            of the centred rewards of the whole step (``batch``), or 1 (``none``).  It applies to the scores of a
-            confidence segment with a reward of its own, and to the one reward of another method.  Answer and format
-            advantages of the former always have the group's scale.
+        settings: the method's settings.
+        stage: index into the method's stages; None: it has only one.
     """
 
-    method: TrainingMethod
-    stage: int = 0
-    invalid_reward: float = -1.0
-    ddof: int = 1
-    eps: float = 1e-6
-    separate_format: bool = True
-    entropy_bonus: float = 0.0
-    scale: AdvantageScale = "group"
+    settings: MethodSettings
+    stage: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a stage that the method does not have."""
+        object.__setattr__(self, "stage", self.settings.checked_stage(self.stage))
 
     @property
     def segments(self) -> tuple[str, ...]:
         """Names of a response's segments, in order."""
-        return SEGMENTS[self.method.confidence_position]
+        return SEGMENTS[self.settings.training_method.confidence_position]
 
     def __call__(
         self,
@@ -99,46 +85,50 @@ class CreditRule:
             correct: float ``[P, G]``, with G at least 2: 1 or 0; NaN where the answer could not be graded.
             stated: float ``[P, G]``, the stated confidences in [0, 1]; NaN where the response is invalid.  A
                 float32 value is rounded to seven decimals, which restores the decimal that was stated.
-            log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
-                ``entropy_bonus``.  Those of invalid responses are not read.
+            log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it, for settings that
+                read them.  Those of invalid responses are not read.
             reduce: adds the sum of squares and the number of centred rewards over the processes that share a step, so
                 that ``batch`` has one deviation in all of them; None: this process has the whole step.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
         Raises:
-            ValueError: a wrong shape or dtype, a value out of its range, or an entropy bonus without log-probs.
+            ValueError: a wrong shape or dtype, a value out of its range, or no log-probs for settings that read them.
         """
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:
             raise ValueError(f"correct should have at least 2 responses in a group, found {list(correct.shape)}")
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             raise ValueError("correct should be 1, 0 or NaN (ungradable), found another number")
-        if self.entropy_bonus and (log_probs is None or log_probs.shape != correct.shape):
-            raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
+        method = self.settings.training_method
+        if self.settings.reads_log_probs and (log_probs is None or log_probs.shape != correct.shape):
+            raise ValueError(f"the settings of {method.name} need log_probs, float {list(correct.shape)}")
         if "confidence_after" in self.segments and stated_after is None:
-            raise ValueError(f"{self.method.name} needs stated_after, float {list(correct.shape)}")
+            raise ValueError(f"{method.name} needs stated_after, float {list(correct.shape)}")
         few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
         members = correct.double().masked_fill(few, torch.nan)
         stated = _stated("stated", stated, members)
         bonus = None
-        if self.entropy_bonus and log_probs is not None:
+        if self.settings.reads_log_probs and log_probs is not None:
             of_valid = log_probs.double().masked_fill(stated.isnan(), 0.0)
             if not bool(of_valid.isfinite().all()):
                 raise ValueError("log_probs of valid confidences should be finite, found NaN or infinity")
-            bonus = -self.entropy_bonus * of_valid
+            bonus = self.settings.confidence_bonus(of_valid).masked_fill(stated.isnan(), 0.0)
         outcomes = GroupOutcomes(
             correct=members,
             stated=stated,
             gesr=members.nanmean(dim=1, keepdim=True),
-            entropy_bonus=bonus,
-            invalid_reward=self.invalid_reward,
+            bonus=bonus,
+            invalid_reward=self.settings.invalid_reward,
             stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
         )
-        normalise = Normalisation(self.scale, self.ddof, self.eps, self.separate_format, reduce)
-        advantages = self.method.advantages(outcomes, normalise, self.method.stages[self.stage])
+        chosen, stage = self.settings, method.stages[self.settings.checked_stage(self.stage)]
+        normalise = Normalisation(
+            chosen.advantage_scale, chosen.advantage_ddof, chosen.advantage_eps, chosen.separate_format, reduce
+        )
+        advantages = method.advantages(outcomes, normalise, stage)
         if unknown := advantages.keys() - set(self.segments):
             raise ValueError(
-                f"{self.method.name} gives credit to {min(unknown)!r}, expected one of {', '.join(self.segments)}"
+                f"{method.name} gives credit to {min(unknown)!r}, expected one of {', '.join(self.segments)}"
             )
         by_segment = {name: advantages.get(name) for name in self.segments}
         deviation = next((one.deviation for one in by_segment.values() if one and one.deviation), 0.0)

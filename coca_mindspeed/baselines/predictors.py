@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, bare_questions
-from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
+from coca_mindspeed.config.schema import RolloutConfig
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
@@ -38,7 +39,7 @@ class TargetModel:
 
     policy: Policy
     grader: Grader
-    method: MethodConfig
+    method: MethodSettings
     rollout: RolloutConfig
     seed: int
 

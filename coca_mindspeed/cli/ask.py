@@ -5,15 +5,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from coca_mindspeed.algorithm.methods import METHODS
+from coca_mindspeed.algorithm.methods import METHODS, MethodSettings
 from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.schema import ModelConfig, RunConfig
+from coca_mindspeed.config.values import checked_method
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError, validation_problems
@@ -206,8 +208,8 @@ def refuse_code(directory: Path, config: RunConfig, *, uses_method: bool) -> Non
 
 
 def _with_method(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    method = {**config.method.model_dump(), **changes, "entropy_bonus": 0.0}  # a bonus is for some methods only
-    return config.model_copy(update={"method": MethodConfig.model_validate(method)})
+    common = {field.name: getattr(config.method, field.name) for field in fields(MethodSettings)}
+    return config.model_copy(update={"method": checked_method({**common, **changes})})
 
 
 def _read_prompt(file: Path) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def _read_prompt(file: Path) -> dict[str, Any]:
         expected = f"a method of ours ({', '.join(METHODS)}) and max_new_tokens from 1"
         raise ConfigError(f"{file}: expected {expected}, found {known!r:.200}; remove the file, and give --method")
     try:
-        MethodConfig.model_validate(method)
+        checked_method(method)
     except ValidationError as error:
         raise ConfigError(f"{file}: {validation_problems(error)[0]}; remove the file, and give --method") from error
     return known

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coca_mindspeed.algorithm.methods import METHODS, training_method
+from coca_mindspeed.algorithm.methods import METHODS, method_settings, training_method
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
 from coca_mindspeed.cli.options import (
     at_least,
@@ -19,7 +19,7 @@ from coca_mindspeed.cli.options import (
     place,
     template_variables,
 )
-from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
+from coca_mindspeed.config.schema import ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
@@ -179,7 +179,7 @@ def _run(
     with lock_run(arguments.output), interruptible(message):
         predictions = run_baseline(
             arguments.name,
-            TargetModel(policy, grader, MethodConfig(name=arguments.method), rollout, arguments.seed),
+            TargetModel(policy, grader, method_settings(arguments.method), rollout, arguments.seed),
             records,
             arguments.output,
             options,

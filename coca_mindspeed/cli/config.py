@@ -7,9 +7,8 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -23,6 +22,7 @@ from coca_mindspeed.config.compose import (
     ready_made_runs,
 )
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.values import Section, fields_of, is_section
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.utils.console import markdown_table, print_markdown, print_text
 from coca_mindspeed.utils.files import write_atomically
@@ -134,15 +134,15 @@ def reference_markdown() -> str:
     """A Markdown table for each section of a run: key, type and range, default, meaning."""
     sections = []
     for name, field in RunConfig.model_fields.items():
-        if _is_section(field.annotation):
-            about = inspect.cleandoc(field.annotation.__doc__ or "")
+        if is_section(field.annotation):
+            about = field.description or inspect.cleandoc(field.annotation.__doc__ or "")
             sections.append(f"### {name}\n\n{about}\n\n{section_table(name, field.annotation)}")
         else:
             sections.append(f"### {name}\n\n{_table([_row(name, field)])}")
     return "\n".join(sections).rstrip()
 
 
-def section_table(name: str, section: type[BaseModel]) -> str:
+def section_table(name: str, section: Section) -> str:
     """The Markdown table of one section, and of the sections in it."""
     return _table(_rows(name, section))
 
@@ -151,16 +151,12 @@ def _table(rows: Iterable[Sequence[object]]) -> str:
     return markdown_table(_HEADER, rows, padded=False)
 
 
-def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _rows(name: str, section: type[BaseModel]) -> Iterator[Sequence[object]]:
-    for key, field in section.model_fields.items():
-        if not _is_section(field.annotation):
+def _rows(name: str, section: Section) -> Iterator[Sequence[object]]:
+    for key, field in fields_of(section).items():
+        if not is_section(field.annotation):
             yield _row(f"{name}.{key}", field)
         for inner in (field.annotation, *get_args(field.annotation)):  # a section that may be null
-            if _is_section(inner):
+            if is_section(inner):
                 yield from _rows(f"{name}.{key}", inner)
 
 
@@ -186,7 +182,7 @@ def _type_name(annotation: Any) -> str:
         return f"tuple[{', '.join(_type_name(name) for name in names)}]"
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation.__name__
-    if any(map(_is_section, get_args(annotation))):
+    if any(map(is_section, get_args(annotation))):
         return "section or null"
     if choices := [inner for inner in get_args(annotation) if get_origin(inner) is Literal]:
         return ", ".join((*get_args(choices[0]), "null"))

@@ -5,7 +5,7 @@ import difflib
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,7 +19,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.algorithm.methods import OTHER_NAMES
+from coca_mindspeed.algorithm.methods import METHODS, OTHER_NAMES, method_settings
 from coca_mindspeed.config.former_keys import FORMER_KEYS, without_former_keys
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
@@ -409,7 +409,8 @@ def _explained(problem: Problem, upstream: Sequence[str]) -> Problem:
 def _add_defaults(composed: DictConfig) -> None:
     """Add what no YAML file mentions, so that interpolations may refer to any key of the schema."""
     with open_dict(composed):
-        for section, defaults in RunConfig().model_dump(mode="json").items():
+        every = RunConfig().model_dump(mode="json") | {"method": _method_defaults(composed.get("method"))}
+        for section, defaults in every.items():
             if section not in composed:
                 composed[section] = defaults
             elif isinstance(defaults, dict) and OmegaConf.is_dict(composed[section]):
@@ -417,6 +418,12 @@ def _add_defaults(composed: DictConfig) -> None:
                 for key in defaults:
                     if key not in present:
                         composed[section][key] = defaults[key]
+
+
+def _method_defaults(section: Any) -> dict[str, Any]:
+    """The defaults of the settings of the method that a section names."""
+    name = section.get("name") if OmegaConf.is_dict(section) and not OmegaConf.is_missing(section, "name") else None
+    return asdict(method_settings(name if name in METHODS else "coca"))
 
 
 def _change_texts(composed: DictConfig, keys: Sequence[str], change: Callable[[str], str]) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coca_mindspeed.algorithm.methods.settings import keys_of_others
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import value_of
 
@@ -36,12 +37,14 @@ FORMER_KEYS = {
 
 
 def without_former_keys(values: Mapping[str, Any], file: Path, typed: Collection[str] = ()) -> dict[str, Any]:
-    """The configuration without the former keys at their defaults, which a note names once for each ``file``.
+    """The configuration without former keys and keys of other methods at their defaults, which a note names once.
 
     Keys that an override sets, ``typed``, stay, and so do those with an effect: the schema refuses them.
     """
     kept, dropped = copy.deepcopy(dict(values)), []
-    for key, (_, default) in FORMER_KEYS.items():
+    others = keys_of_others(value_of(kept, "method.name", "coca"))
+    former = {key: default for key, (_, default) in FORMER_KEYS.items()}
+    for key, default in {**former, **{f"method.{name}": default for name, default in others.items()}}.items():
         section, _, name = key.rpartition(".")
         place = value_of(kept, section) if section else kept
         if not isinstance(place, dict) or name not in place or any(f"{each}.".startswith(f"{key}.") for each in typed):
@@ -62,4 +65,6 @@ def _is_default(value: object, default: object) -> bool:
 
 @cache
 def _note(file: Path, keys: str) -> None:
-    print_text(f"note: {file}: keys of an earlier release at their defaults are left out: {keys}", sys.stderr)
+    print_text(
+        f"note: {file}: keys of an earlier release or another method, without effect, left out: {keys}", sys.stderr
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
-from coca_mindspeed.config.schema import MethodConfig, RunConfig
+from coca_mindspeed.algorithm.methods import CocaMethodSettings, MethodSettings
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.process import GIB
@@ -136,9 +137,9 @@ def file_rows(files: Mapping[str, str | None]) -> Iterator[Row]:
             yield key, path if Path(path).exists() else f"{path}{_MISSING}"
 
 
-def form_notes(method: MethodConfig, word: str) -> Iterator[str]:
+def form_notes(method: MethodSettings, word: str) -> Iterator[str]:
     """Yield the finding on small models about the paper's form, and the ``word`` of the engine that changes it."""
-    if method.name == "coca" and not method.entropy_bonus and method.advantage_eps < _STABLE_EPS:
+    if isinstance(method, CocaMethodSettings) and not method.entropy_bonus and method.advantage_eps < _STABLE_EPS:
         eps = f"{method.advantage_eps:g}"
         yield (
             f"with advantage_eps={eps} and no entropy bonus, the confidence of small models ended as one number for "

@@ -6,24 +6,20 @@ made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl``
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from coca_mindspeed.algorithm import LossAggregation
-from coca_mindspeed.algorithm.methods import METHODS, OTHER_NAMES, TrainingMethod, training_method
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.values import (
     ColumnNames,
     Day,
     FreeForm,
     GraderName,
     KeyFacts,
+    Method,
     Pattern,
     TemplateVariables,
-    custom_method,
     local_only,
 )
-from coca_mindspeed.errors import did_you_mean
-from coca_mindspeed.utils.custom_code import is_custom, pinned
 
 #: Names of the local engine's devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
@@ -42,11 +38,18 @@ _DEVICE = local_only("set hardware.platform instead")
 _THREADS = local_only("set OMP_NUM_THREADS instead")
 _PREFLIGHT = local_only("read the samples of the first iteration instead", "free")
 _MEGATRONS_ADAMW = local_only("Megatron's AdamW has this value")
-_CLIP = KeyFacts(instead={"trl": "the clip is epsilon of GRPOConfig", "ms_swift": "the clip is --epsilon"})
-_LOSS = KeyFacts(
-    instead={"trl": "the aggregation is loss_type of GRPOConfig", "ms_swift": "the aggregation is --loss_type"}
+#: Facts of the section ``method``, some of whose keys the integrations do not read.
+METHOD_FACTS = KeyFacts(
+    keys={
+        "clip": KeyFacts(instead={"trl": "the clip is epsilon of GRPOConfig", "ms_swift": "the clip is --epsilon"}),
+        "loss_aggregation": KeyFacts(
+            instead={"trl": "the aggregation is loss_type of GRPOConfig", "ms_swift": "the aggregation is --loss_type"}
+        ),
+        "entropy_bonus": KeyFacts(
+            instead={"ms_swift": "ms-swift passes no log-probs to the functions that make advantages"}
+        ),
+    }
 )
-_NO_LOG_PROBS = KeyFacts(instead={"ms_swift": "ms-swift passes no log-probs to the functions that make advantages"})
 _VALIDATION = local_only("a validation samples a group for each question", "free")
 _WHOLE_FILE = local_only("shorten data.evaluate instead", "free")
 _EVALUATED_LATER = local_only("convert and evaluate the weights separately (docs/evaluation.md)", "free")
@@ -158,62 +161,6 @@ class WarmUpConfig(Section):
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
     question_weight: float = Field(0.0, ge=0, description="weight of question tokens in the loss")
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1, others uniform")
-
-
-class MethodConfig(Section):
-    """Training method (docs/method.md)."""
-
-    name: str = Field("coca", description=f"{', '.join(METHODS)}, or one of your own (docs/library.md)")
-    invalid_reward: float = Field(
-        -1.0, ge=-100, le=0, description="confidence reward of an invalid response without separate_format"
-    )
-    separate_format: bool = Field(
-        True,
-        description="an advantage of its own for being valid; false: the paper's form",
-    )
-    entropy_bonus: Annotated[float, _NO_LOG_PROBS] = Field(
-        0.0, ge=0, le=1, description="coca: weight of the confidence's entropy in its reward"
-    )
-    max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
-    confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
-    advantage_scale: Literal["group", "batch", "none"] = Field(
-        "group",
-        description="divisor of centred rewards: deviation of the group (the paper) or step; none: 1",
-    )
-    advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
-    advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
-    clip: Annotated[float, _CLIP] = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
-    loss_aggregation: Annotated[LossAggregation, _LOSS] = Field("sum", description="how token terms are added up")
-
-    @field_validator("name")
-    @classmethod
-    def _known_method(cls, name: str) -> str:
-        if is_custom(name):
-            return pinned(name)
-        if name not in METHODS:
-            near = did_you_mean(OTHER_NAMES.get(name.lower(), name), METHODS)
-            raise ValueError(f"unknown training method {name!r}{near}; known methods: {', '.join(METHODS)}")
-        return name
-
-    @model_validator(mode="after")
-    def _entropy_bonus_of_coca(self) -> "MethodConfig":
-        if self.entropy_bonus and self.name != "coca":
-            raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")
-        return self
-
-    @property
-    def training_method(self) -> TrainingMethod:
-        """The method; raises ConfigError if one of the user's own cannot be used."""
-        return custom_method(self.name) if is_custom(self.name) else training_method(self.name)
-
-    @property
-    def label(self) -> str:
-        """The method's own name, for reports."""
-        return self.training_method.name
-
-    def parser(self) -> ResponseParser:
-        """The parser of this method's responses."""
-        return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
 
 
 class DataConfig(Section):
@@ -394,7 +341,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="random seed")
     model: ModelConfig = ModelConfig()
     warm_up: Annotated[WarmUpConfig, _SFT] = WarmUpConfig()
-    method: MethodConfig = MethodConfig()
+    method: Annotated[Method, METHOD_FACTS] = Field(method_settings(), description="Training method (docs/method.md).")
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -2,17 +2,20 @@
 custom training method.
 """
 
+import dataclasses
 import datetime
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeGuard, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic.fields import FieldInfo
 
-from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
+from coca_mindspeed.algorithm.methods import METHODS, OTHER_NAMES, MethodSettings, TrainingMethod
+from coca_mindspeed.algorithm.methods.settings import settings_type, settings_types, without_keys_of_others
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.errors import ConfigError, did_you_mean
 from coca_mindspeed.utils.custom_code import is_custom, load_custom, pinned
@@ -33,10 +36,12 @@ class KeyFacts:
     Attributes:
         resume: whether a resumed run may change it.
         instead: the engines that have the key but do not read it, and what to do there, or why.
+        keys: facts of keys of this section whose type cannot hold them.
     """
 
     resume: Resume = "same"
     instead: Mapping[Engine, str] = field(default_factory=dict)
+    keys: Mapping[str, "KeyFacts"] = field(default_factory=dict)
 
 
 _DEFAULT = KeyFacts()
@@ -47,16 +52,37 @@ def local_only(instead: str, resume: Resume = "same") -> KeyFacts:
     return KeyFacts(resume, {"mindspeed_rl": instead})
 
 
-def facts_of(schema: type[BaseModel], inherited: KeyFacts = _DEFAULT, above: str = "") -> dict[str, KeyFacts]:
+#: A section of a configuration.
+Section = type[BaseModel] | type[MethodSettings]
+
+
+def is_section(annotation: object) -> TypeGuard[Section]:
+    """Whether a key of this type is a section with keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel | MethodSettings)
+
+
+def fields_of(section: Section) -> dict[str, FieldInfo]:
+    """The keys of a section; of a method's settings, those of every method."""
+    if issubclass(section, BaseModel):
+        return section.model_fields
+    return {
+        declared.name: FieldInfo.from_annotated_attribute(get_type_hints(kind)[declared.name], declared)
+        for kind in settings_types()
+        for declared in dataclasses.fields(kind)
+    }
+
+
+def facts_of(schema: Section, inherited: KeyFacts = _DEFAULT, above: str = "") -> dict[str, KeyFacts]:
     """The facts of every key of a schema, sections included, by dotted name."""
-    found = {}
-    for name, declared in schema.model_fields.items():
-        own = next((each for each in declared.metadata if isinstance(each, KeyFacts)), inherited)
-        found[f"{above}{name}"] = own
+    facts = {}
+    for name, declared in fields_of(schema).items():
+        of_section = inherited.keys.get(name, replace(inherited, keys={}))
+        of_key = next((fact for fact in declared.metadata if isinstance(fact, KeyFacts)), of_section)
+        facts[f"{above}{name}"] = of_key
         for kind in (declared.annotation, *get_args(declared.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found |= facts_of(kind, own, f"{above}{name}.")
-    return found
+            if is_section(kind):
+                facts |= facts_of(kind, of_key, f"{above}{name}.")
+    return facts
 
 
 def fact_of(known: Mapping[str, KeyFacts], key: str) -> KeyFacts:
@@ -170,6 +196,39 @@ def custom_method(name: str) -> TrainingMethod:
     return checked
 
 
+@dataclass(frozen=True, kw_only=True)
+class CustomMethodSettings(MethodSettings):
+    """Settings of a method of the user's own, by :func:`pinned` name."""
+
+    @property
+    def training_method(self) -> TrainingMethod:
+        return custom_method(self.name)
+
+
+def checked_method(value: object) -> MethodSettings:
+    """The settings of the method that a section names; ``coca`` if it names none.
+
+    Raises ValueError, which begins with the key, or pydantic's errors under the section's keys.
+    """
+    if isinstance(value, MethodSettings):
+        return value
+    name = value.get("name", "coca") if isinstance(value, Mapping) else None
+    if not isinstance(value, Mapping) or not isinstance(name, str):
+        return TypeAdapter(MethodSettings).validate_python(value)
+    if is_custom(name):
+        try:
+            name = pinned(name)
+        except ValueError as error:
+            raise ValueError(f"name: {error}") from error
+    elif name not in METHODS:
+        near = did_you_mean(OTHER_NAMES.get(name.lower(), name), METHODS)
+        raise ValueError(f"name: unknown training method {name!r}{near}; known methods: {', '.join(METHODS)}")
+    kind = CustomMethodSettings if is_custom(name) else settings_type(name)
+    return TypeAdapter(kind).validate_python({**without_keys_of_others(name, value), "name": name})
+
+
+#: The section ``method``: the type of its settings follows from its name.
+Method = Annotated[MethodSettings, PlainValidator(checked_method), PlainSerializer(dataclasses.asdict)]
 FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
 Day = Annotated[str | None, AfterValidator(template_day)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config.values import Engine, KeyFacts, unread_keys
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.data.prompts import asks_for_confidence
@@ -19,7 +19,7 @@ from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_c
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
-from coca_mindspeed.scoring.settings import ScoringSettings, checked_section
+from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
 
 Share = Annotated[float, Field(gt=0)]
 _NO_STEPS = KeyFacts(instead={"ms_swift": "ms-swift does not tell its step; train each stage in a run of its own"})
@@ -52,7 +52,7 @@ def integration_settings(section: Mapping[str, Any], engine: Engine) -> Integrat
     Raises ``ConfigError`` with all problems; one is a key that is given, although the engine does not read it.
     """
     settings = checked_section(IntegrationSettings, section)
-    given = {*settings.model_fields_set, *(f"method.{key}" for key in settings.method.model_fields_set)}
+    given = {*section, *(f"method.{key}" for key in method_section(section.get("method", {})))}
     unread = unread_keys(IntegrationSettings, engine)
     problems = [
         Problem("elsewhere", f"coca.{key}", {}, f"not set; {instead}")
@@ -62,6 +62,10 @@ def integration_settings(section: Mapping[str, Any], engine: Engine) -> Integrat
     follows_steps = "stage_shares" not in unread
     stages = as_check(partial(_stages, follows_steps=follows_steps), lambda _, key: getattr(settings, key[5:]))
     problems += find_problems(settings, [stages])
+    try:
+        _ = settings.stage is None or settings.method.checked_stage(settings.stage)
+    except ValueError as error:
+        problems.append(Problem("stage", "coca.stage", settings.stage, str(error).removeprefix("stage: ")))
     raise_problems(problems)
     return settings
 
@@ -71,7 +75,6 @@ def _stages(settings: IntegrationSettings, follows_steps: bool) -> Iterator[Cond
     names = f"{len(stages)} stages of {settings.method.name} ({', '.join(stages)})"
     one = stage is not None or follows_steps or len(stages) == 1
     yield "stage", "coca.stage", one, f"an index of the {names}", "train each stage in a run of its own"
-    yield "stage", "coca.stage", stage is None or stage < len(stages), f"less than {len(stages)}: there are {names}"
     yield "stage", "coca.stage_shares", shares is None or len(shares) == len(stages), f"a share for each of the {names}"
     yield "stage", "coca.stage_shares", shares is None or stage is None, "not set together with coca.stage"
 
@@ -86,7 +89,7 @@ def check_version(package: str, tested: str) -> None:
         raise CocaError(f"{package} {found} is installed, {tested} was tested: pip install '{package}{tested}'")
 
 
-def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodConfig, where: str) -> None:
+def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodSettings, where: str) -> None:
     """Raise ``DataError`` unless a prompt contains the method's prompt, which asks for the confidence."""
     wanted = method.training_method.system_prompt
     if not asks_for_confidence("\n".join(str(message["content"]) for message in messages), wanted):

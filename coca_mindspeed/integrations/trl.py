@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import (
@@ -39,7 +40,6 @@ from coca_mindspeed.scoring.metrics import (
     sight_metrics,
     values,
 )
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Credited, Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -233,8 +233,8 @@ class CocaTrainer(GRPOTrainer):
         ``output`` is that of TRL's ``_generate_and_score_completions``, after the rewards: it has the log-probs.
         """
         stage = self._settings.stage_at(self.state.global_step, self.state.max_steps)
-        rule, own = credit_rule(self._settings.method, stage), self._scored
-        sampled = self._log_probs(own.lengths, output) if rule.entropy_bonus else None
+        rule, own = CreditRule(self._settings.method, stage), self._scored
+        sampled = self._log_probs(own.lengths, output) if rule.settings.reads_log_probs else None
         of_own = confidence_log_probs(rule, sampled, own.segment_ends)
         parts = gather_object([(own, of_own)])
         log_probs = None if of_own is None else torch.cat([of_part for _, of_part in parts])

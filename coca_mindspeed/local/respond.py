@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
+from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.config.schema import RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
@@ -19,7 +20,7 @@ from coca_mindspeed.scoring.rollout import Credited
 def respond(
     policy: Policy,
     records: Sequence[Record],
-    method: MethodConfig,
+    method: MethodSettings,
     sampling: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
@@ -54,7 +55,7 @@ def predict(
     policy: Policy,
     records: Sequence[Record],
     grader: Grader,
-    method: MethodConfig,
+    method: MethodSettings,
     sampling: RolloutConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,

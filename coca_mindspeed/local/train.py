@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.order import QuestionOrder
 from coca_mindspeed.data.records import Record
@@ -41,7 +42,7 @@ from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import generator, learning_rate, question_order
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
-from coca_mindspeed.scoring.responses import ResponseScorer, credit_rule, response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
@@ -149,7 +150,7 @@ class Trainer:
         draw = generator(policy.device, config.seed, "rollout", step)
         rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
         clock.lap("rollout")
-        rule, graded = credit_rule(config.method, stage), self._scorer.for_training(self._scorer(rollout, asked))
+        rule, graded = CreditRule(config.method, stage), self._scorer.for_training(self._scorer(rollout, asked))
         log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
         credited = graded.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
         self.unevaluated += graded.unevaluated

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.plan import QuestionCounts
-from coca_mindspeed.config.schema import DataConfig, MethodConfig, ModelConfig, RunConfig
+from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record
@@ -116,7 +117,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
 _DECIMALS = 2  # of a confidence where the method asks for no number of them
 
 
-def warm_up_format(method: MethodConfig) -> ResponseFormat:
+def warm_up_format(method: MethodSettings) -> ResponseFormat:
     """The format of the responses of ``warm_up.records``."""
     return ResponseFormat(
         method.training_method.confidence_position, method.confidence_decimals or _DECIMALS, spaced=True

@@ -308,7 +308,7 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
     single = (rl.get("actor_resource") or {}).get("num_npus") == 1 and c.settings.rollout_engine == "vllm"
     reason = "must be false on a single NPU: MindSpeed-RL makes no groups of rollout ranks"
     yield "hook-guarantee-order", "rl_config.guarantee_order", not (rl.get("guarantee_order") and single), reason
-    if c.settings.method.entropy_bonus:
+    if c.settings.method.reads_log_probs:
         yield from _entropy_bonus(c)
     else:
         measured = not (rl.get("async_engine") and c.settings.rollout_log_probs)
@@ -341,7 +341,7 @@ def _unsupported_values(c: HookConfig) -> Iterator[Condition]:
 
 def _entropy_bonus(c: HookConfig) -> Iterator[Condition]:
     """Advantages are computed before the old log-probs, so the bonus is made of the rollout's."""
-    why = f"with coca.method.entropy_bonus={c.settings.method.entropy_bonus:g}, which reads the rollout's log-probs"
+    why = "with coca.method.entropy_bonus, which reads the rollout's log-probs"
     yield "entropy-bonus", "rl_config.async_engine", not c.get("rl_config.async_engine"), f"must be false {why}"
     key, whole = "generate_config.sampling_config.temperature", _has_log_probs_of_samples(c.config, c.settings)
     yield "entropy-bonus", key, whole, f"must be 1.0 {why}: vLLM returns them before the temperature is applied"

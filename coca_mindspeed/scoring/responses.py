@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
@@ -48,24 +48,10 @@ class ResponseScorer:
 
 
 def response_scorer(
-    method: MethodConfig, text: TokenText, grader: Grader, *, require_evaluated: bool = False
+    method: MethodSettings, text: TokenText, grader: Grader, *, require_evaluated: bool = False
 ) -> ResponseScorer:
     """Build the scorer of a method's responses."""
     return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens, require_evaluated)
-
-
-def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
-    """Build the rule that turns the rewards of a method's stage into advantages."""
-    return CreditRule(
-        method.training_method,
-        stage,
-        invalid_reward=method.invalid_reward,
-        ddof=method.advantage_ddof,
-        eps=method.advantage_eps,
-        separate_format=method.separate_format,
-        entropy_bonus=method.entropy_bonus,
-        scale=method.advantage_scale,
-    )
 
 
 def held_out_metrics(answers: Sequence[Prediction]) -> dict[str, float]:
@@ -94,14 +80,14 @@ def held_out_gap(answers: Sequence[Prediction]) -> dict[str, WeightedMean]:
     return gap_metrics(HELD_OUT, correct, stated)
 
 
-def check_custom_method(method: MethodConfig) -> None:
+def check_custom_method(method: MethodSettings) -> None:
     """Give credit for a small group in each stage of a custom method; raises ConfigError if that fails."""
     if not is_custom(method.name):
         return
     correct, stated = torch.tensor([[1.0, 0.0, 1.0, math.nan]]), torch.tensor([[0.9, 0.2, math.nan, 0.5]])
     for stage, name in enumerate(method.training_method.stages):
         try:
-            credit_rule(method, stage)(correct, stated, torch.zeros(1, 4), stated_after=stated)
+            CreditRule(method, stage)(correct, stated, torch.zeros(1, 4), stated_after=stated)
         except Exception as error:  # noqa: BLE001  the user's own code
             reason = f"its advantages failed for a group of four, stage {name}: {type(error).__name__}: {error}"
             raise_problems([Problem("own-method", "method.name", method.name, reason, "see docs/library.md")])

@@ -276,9 +276,9 @@ class Credited:
 
 
 def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tensor) -> Tensor | None:
-    """Sum the log-probs of each confidence segment's tokens, for the entropy bonus of ``rule``.
+    """Sum the log-probs of each confidence segment's tokens, if the settings of ``rule`` read them.
 
-    The policy of the log-probs is the one whose entropy the bonus raises: the one that sampled the responses, or, where
+    The policy of the log-probs is the one whose entropy a bonus raises: the one that sampled the responses, or, where
     the loss weights each token for the weights that sampled it, the one that is updated.
 
     Args:
@@ -287,12 +287,12 @@ def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tenso
         ends: int ``[B, S]``, tokens up to the end of each segment, on the same device.
 
     Returns:
-        float64 ``[B]``; None without a bonus, or if the log-probs are unknown.
+        float64 ``[B]``; None if the settings read none, or the log-probs are unknown.
 
     Raises:
         ValueError: a response is longer than T.
     """
-    if not rule.entropy_bonus or log_probs is None:
+    if not rule.settings.reads_log_probs or log_probs is None:
         return None
     inside = segment_masks(ends, rule.segments, log_probs.shape[1])["confidence"]
     return log_probs.double().where(inside, 0.0).sum(dim=1)

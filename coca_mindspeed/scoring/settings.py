@@ -5,11 +5,17 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import method_form
-from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.config.values import KeyFacts
+from coca_mindspeed.config.schema import METHOD_FACTS
+from coca_mindspeed.config.values import KeyFacts, Method
 from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
+
+
+def method_section(value: object) -> Any:
+    """The section ``method``, which may be the name of a form in configs/method."""
+    return method_form(value) if isinstance(value, str) else value
 
 
 class EngineSection(BaseModel):
@@ -22,8 +28,8 @@ class EngineSection(BaseModel):
 class ScoringSettings(EngineSection):
     """Method and grading."""
 
-    method: MethodConfig = Field(
-        MethodConfig(), description="the training method, or the name of a form in configs/method"
+    method: Annotated[Method, METHOD_FACTS] = Field(
+        method_settings(), description="the training method, or the name of a form in configs/method"
     )
     grader: str = Field("auto", description="grader; auto: by record; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; docs/grading.md")
@@ -35,7 +41,7 @@ class ScoringSettings(EngineSection):
     @field_validator("method", mode="before")
     @classmethod
     def _named_form(cls, value: object) -> object:
-        return method_form(value) if isinstance(value, str) else value
+        return method_section(value)
 
     @field_validator("grader")
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.scoring.metrics import (
@@ -21,7 +22,7 @@ from coca_mindspeed.scoring.metrics import (
     values,
     weighted_means,
 )
-from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
+from coca_mindspeed.scoring.responses import held_out_gap, held_out_metrics
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Credited, Scored, confidence_log_probs
 from coca_mindspeed.verl.settings import VerlSettings
 
@@ -138,7 +139,7 @@ def score_step(
     scored = Scored.from_columns(_score_columns(reports))
     if bool(scored.correct.isnan().all()):
         raise TrainingError(f"none of the step's {len(reports)} answers could be graded: {reports[0]['reason']}")
-    rule, order = credit_rule(settings.method, stage), torch.tensor(groups.rows)
+    rule, order = CreditRule(settings.method, stage), torch.tensor(groups.rows)
     of_rows = None if old_log_probs is None else old_log_probs[order]
     log_probs = confidence_log_probs(rule, of_rows, scored.segment_ends)
     credited = scored.give_credit(rule, group, log_probs=log_probs, width=int(response_lengths.max()))

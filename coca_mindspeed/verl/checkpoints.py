@@ -18,9 +18,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config import checks
-from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.config.values import keys_of_identity
+from coca_mindspeed.config.values import fields_of, keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.scoring.metrics import BestValue
 from coca_mindspeed.scoring.settings import stored_section
@@ -68,7 +68,7 @@ def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resu
 def _stored(path: Path) -> dict[str, Any]:
     """The settings beside checkpoints, with the defaults of keys that an earlier release did not have."""
     stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    section = {"method": {key: stored.pop(key) for key in MethodConfig.model_fields if key in stored}}
+    section = {"method": {key: stored.pop(key) for key in fields_of(MethodSettings) if key in stored}}
     section |= {key: stored.pop(key) for key in _COMPARED if key in stored}
     section = stored_section(VerlSettings, section, path)
     return {**stored, **_flat({key: section[key] for key in _COMPARED})}

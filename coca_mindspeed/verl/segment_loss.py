@@ -7,9 +7,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
-from coca_mindspeed.config.schema import MethodConfig
 
 #: The column of verl's queue with the tokens of each row up to the end of each segment, int ``[rows, S]``.
 SEGMENT_ENDS = "segment_ends"
@@ -25,7 +25,7 @@ class SegmentLoss:
     the responses and tokens of the mini-batch on all ranks, and multiplied by the number of ranks.
     """
 
-    def __init__(self, method: MethodConfig) -> None:
+    def __init__(self, method: MethodSettings) -> None:
         self._clip, self._aggregation = method.clip, method.loss_aggregation
         self._segments = SEGMENTS[method.training_method.confidence_position]
 

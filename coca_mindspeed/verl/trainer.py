@@ -18,6 +18,7 @@ options of docs/method.md:
 
 import copy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class SegmentTrainer(PPOTrainer):
         with open_dict(config):
             config.trainer.v1.trainer_mode = TRAINERS[config.trainer.v1.trainer_mode]  # verl compares with its words
             # With the paths of the user's own code: workers may have another working directory.
-            OmegaConf.update(config, f"{NAME}.method", self._settings.method.model_dump(mode="json"), merge=False)
+            OmegaConf.update(config, f"{NAME}.method", asdict(self._settings.method), merge=False)
             OmegaConf.update(config, f"{NAME}.grader", self._settings.grader)
         super().__init__(config)
         self.scored: list[ScoredStep] = []
@@ -197,7 +198,7 @@ class SegmentTrainer(PPOTrainer):
         )
         mask, settings = data["response_mask"], self._settings
         old_log_probs = None
-        if settings.method.entropy_bonus:
+        if settings.method.reads_log_probs:
             old_log_probs = data["old_log_probs"].to_padded_tensor(0.0).cpu()
         step = score_step(
             keys=batch.keys,

@@ -22,7 +22,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coca_mindspeed import SegmentMasks, coca_advantages, parse_response, segment_objective, token_text, training_method
+from coca_mindspeed import (
+    SegmentMasks,
+    coca_advantages,
+    method_settings,
+    parse_response,
+    segment_objective,
+    token_text,
+    training_method,
+)
 from coca_mindspeed.data.arithmetic import arithmetic_records
 
 METHOD = training_method("coca")
@@ -170,10 +178,11 @@ def step(
         grade(rollout, text, gold, settings),
         text,
         settings.group_size,
-        method=METHOD,
-        decimals=settings.confidence_decimals,
-        max_confidence_tokens=settings.max_confidence_tokens,
-        eps=settings.advantage_eps,
+        method=method_settings(
+            confidence_decimals=settings.confidence_decimals,
+            max_confidence_tokens=settings.max_confidence_tokens,
+            advantage_eps=settings.advantage_eps,
+        ),
     )
     loss = update(model, tokenizer.pad_token_id, rollout, result.advantages, result.masks, optimizer, settings)
     return {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
@@ -16,7 +17,7 @@ from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import build_optimizer, update_policy
-from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.json_files import write_json
 from experiments.reproduce.plan import saved_config
@@ -38,7 +39,7 @@ def write_profile(run: Path, file: Path) -> None:
     assert config.data.train is not None
     device = choose_device(config.trainer.device)
     policy = load_policy(run / "model", config.model, device)
-    optimizer, rule = build_optimizer(policy, config.optimizer), credit_rule(config.method, 0)
+    optimizer, rule = build_optimizer(policy, config.optimizer), CreditRule(config.method)
     records = list(read_records(Path(config.data.train)))
     questions = question_order(records, config.rollout.prompts, config.seed)
     seconds: dict[str, list[float]] = {"rollout": [], "update": []}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.advantages import Normalisation, group_advantages, segment_masks, token_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 
 
 def test_by_hand():
@@ -79,7 +79,7 @@ _EQUALLY_FAR = [
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct, dtype, eps):
     """Confidences .1 and .9 are equally far from p = .5; rounding must not decide which of them was the better one."""
-    credit = CreditRule(training_method("coca"), eps=eps)(
+    credit = CreditRule(method_settings(advantage_eps=eps))(
         torch.tensor([correct], dtype=torch.float64), torch.tensor([confidences], dtype=dtype)
     )
     assert credit.segments["confidence"].values.tolist() == [[0.0] * len(confidences)]
@@ -99,7 +99,7 @@ def test_advantages_of_stated_decimals_against_fractions(drawn):
     hundredths, correct = drawn
     p = Fraction(sum(correct), len(correct))
     exact = [-((Fraction(h, 100) - p) ** 2) for h in hundredths]
-    advantage = CreditRule(training_method("coca"))(
+    advantage = CreditRule(method_settings())(
         torch.tensor([correct]).double(), torch.tensor([[h / 100 for h in hundredths]])
     ).segments["confidence"]
     assert advantage.varies.item() == (len(set(exact)) > 1)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import METHODS, training_method
+from coca_mindspeed.algorithm.methods import METHODS, method_settings
 
 UP = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
 N = math.nan
 
 
 def credit(correct, stated, method="coca", log_probs=None, stated_after=None, **choices):
-    rule = CreditRule(training_method(method), **{"eps": 0.0, **choices})
+    rule = CreditRule(method_settings(method, **{"advantage_eps": 0.0, **choices}), 0)
     stated, after = (None if s is None else torch.tensor([s], dtype=torch.float64) for s in (stated, stated_after))
     return rule(torch.tensor([correct]).double(), stated, log_probs, stated_after=after)
 
@@ -53,7 +53,7 @@ def test_confidence_reward_is_the_brier_score_whatever_the_method_rewards():
 def test_wrong_arguments_are_refused_by_name(name, value):
     given = {"correct": torch.zeros(1, 2), "stated": torch.zeros(1, 2), name: value}
     with pytest.raises(ValueError, match=f"^{name} should "):
-        CreditRule(training_method("coca"))(**given)
+        CreditRule(method_settings())(**given)
 
 
 def test_an_ungradable_answer_is_no_member_of_its_group():
@@ -123,10 +123,12 @@ def test_the_entropy_bonus_is_earned_by_rare_confidences():
     )
     # With .1 the rewards are (.1, .25), which are centred with the bonus.
     for scale, expected in (("none", 0.075), ("batch", 1.0)):
-        found = credit(*given, log_probs=log_probs, entropy_bonus=0.1, scale=scale).segments["confidence"].values
+        found = (
+            credit(*given, log_probs=log_probs, entropy_bonus=0.1, advantage_scale=scale).segments["confidence"].values
+        )
         torch.testing.assert_close(found, torch.tensor([[-expected, expected]]))
-    joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
-    assert torch.equal(joint.segments["answer"].values, credit(*given, method="joint").segments["answer"].values)
+    with pytest.raises(ValueError, match=r"^entropy_bonus: .*\bcoca only"):
+        credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
     with pytest.raises(ValueError, match="log_probs"):
         credit(*given, entropy_bonus=0.1)
 
@@ -137,13 +139,13 @@ def test_credit_for_a_segment_that_a_response_has_not_is_refused():
     )
     method.advantages = lambda outcomes, normalise, stage: {"thought": normalise.within_group(outcomes.correct)}
     with pytest.raises(ValueError, match=r"'thought'.* confidence, answer"):
-        CreditRule(method)(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
+        CreditRule(method_settings(method))(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
 
 
 def test_nearly_equal_confidences_are_divided_by_the_least_deviation_too():
     """Rewards -(.5 - p)^2 at p = .5 +- 1e-4 and 1: centred they are +-5e-9, half of the least deviation."""
     correct, stated = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5 + 1e-4]], dtype=torch.float64)
-    found = CreditRule(training_method("coca"), scale="batch")(correct, stated)
+    found = CreditRule(method_settings("coca", advantage_scale="batch"))(correct, stated)
     expected = 5e-9 / (5e-9 + 1e-8)
     torch.testing.assert_close(found.segments["confidence"].values, torch.tensor([[expected, -expected]]))
     assert found.values_by_segment()["confidence"] is found.segments["confidence"].values
@@ -158,7 +160,7 @@ def test_the_scale_by_hand():
     stated = torch.tensor([[0.5, 0.0], [0.9, 0.4], [0.3, 0.3]], dtype=torch.float64)
     deviation = math.sqrt((2 * 0.125**2 + 2 * 0.175**2) / 6)
     for scale, divisor in (("group", None), ("batch", deviation), ("none", 1.0)):
-        rule = CreditRule(training_method("coca"), eps=0.0, scale=scale)
+        rule = CreditRule(method_settings("coca", advantage_eps=0.0, advantage_scale=scale))
         found = rule(correct, stated)
         first, second = (UP, UP) if divisor is None else (0.125 / divisor, 0.175 / divisor)
         expected = [[first, -first], [second, -second], [0, 0]]
@@ -177,7 +179,7 @@ def test_the_one_reward_of_a_method_has_the_scale(method, reward):
     stated = torch.tensor([[0.5, 0.0], [0.9, 0.4]], dtype=torch.float64)
     centred = [[(a - b) / 2, (b - a) / 2] for a, b in reward]
     deviation = math.sqrt(sum(d * d for row in centred for d in row) / 4)
-    found = CreditRule(training_method(method), scale="batch")(correct, stated)
+    found = CreditRule(method_settings(method, advantage_scale="batch"))(correct, stated)
     torch.testing.assert_close(found.segments["answer"].values, torch.tensor(centred, dtype=torch.float32) / deviation)
     assert torch.equal(found.segments["confidence"].values, found.segments["answer"].values)
 
@@ -186,7 +188,7 @@ def test_members_that_take_part_and_no_others_make_the_deviation():
     """Group 1: two valid of four, one invalid, one ungradable.  Group 2 is dropped.  Group 3: one valid."""
     correct = torch.tensor([[1, 0, 1, N], [1, N, N, N], [1.0] * 4])
     stated = torch.tensor([[0.5, 0.0, N, 0.9], [0.1, 0.9, 0.5, 0.2], [0.2, N, N, N]], dtype=torch.float64)
-    found = CreditRule(training_method("coca"), eps=0.0, scale="batch")(correct, stated)
+    found = CreditRule(method_settings("coca", advantage_eps=0.0, advantage_scale="batch"))(correct, stated)
     # GESR 2/3 in the first group: -(1/6)^2 and -(2/3)^2, so d = +-(4/9 - 1/36) / 2
     d = (4 / 9 - 1 / 36) / 2
     assert found.deviation == pytest.approx(math.sqrt(2 * d * d / 3), abs=1e-7)
@@ -224,7 +226,7 @@ def in_parts(rule, given, parts):
 @pytest.mark.parametrize("method", ["coca", "joint", "rlcr"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_split_or_another_order_of_a_step_changes_nothing(method, scale):
-    rule, given = CreditRule(training_method(method), scale=scale), step()
+    rule, given = CreditRule(method_settings(method, advantage_scale=scale)), step()
     whole = in_parts(rule, given, [torch.arange(24)])
     assert torch.equal(in_parts(rule, given, [torch.randperm(24)]), whole)
     for sizes in ([12, 12], [1, 3, 20], [1] * 24):
@@ -234,7 +236,7 @@ def test_a_split_or_another_order_of_a_step_changes_nothing(method, scale):
 @pytest.mark.filterwarnings("error")
 def test_a_step_without_members_still_takes_part_in_the_sum():
     seen = []
-    rule = CreditRule(training_method("coca"), scale="batch")
+    rule = CreditRule(method_settings("coca", advantage_scale="batch"))
     reduce = lambda *own: seen.append(own) or own  # noqa: E731
     found = rule(torch.full((1, 2), N), torch.full((1, 2), 0.5), reduce=reduce)
     assert seen == [(0.0, 0)]
@@ -295,7 +297,8 @@ def oracle(method, correct, confidence, gradable, invalid_reward, ddof, eps, sep
 )
 def test_against_plain_arithmetic(groups, method, ddof, separate_format):
     correct, confidence, gradable = (torch.tensor(part) for part in zip(*groups, strict=True))
-    rule = CreditRule(training_method(method), 0, -1.5, ddof, eps=0.05, separate_format=separate_format)
+    keys = {"advantage_ddof": ddof, "advantage_eps": 0.05, "separate_format": separate_format}
+    rule = CreditRule(method_settings(method, invalid_reward=-1.5, **keys))
     found = rule(correct.double().masked_fill(~gradable, N), confidence.double())
     for row, group in enumerate(groups):
         expected = oracle(method, *group, -1.5, ddof, 0.05, separate_format)

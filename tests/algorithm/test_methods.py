@@ -8,7 +8,7 @@ import torch
 
 from coca_mindspeed.algorithm.advantages import group_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import METHODS, training_method
+from coca_mindspeed.algorithm.methods import METHODS, method_settings, training_method
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
 
@@ -42,7 +42,7 @@ RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]]
     ],
 )
 def test_who_earns_what(name, stage, confidence, answer):
-    credit = CreditRule(training_method(name), stage, separate_format=False)(RIGHT, STATED, stated_after=AFTER)
+    credit = CreditRule(method_settings(name, separate_format=False), stage)(RIGHT, STATED, stated_after=AFTER)
     after = BRIER_AFTER if (name, stage) == ("caliber", 1) else None
     for segment, reward in {"confidence": confidence, "answer": answer, "confidence_after": after}.items():
         found = credit.segments.get(segment)
@@ -57,7 +57,7 @@ def test_who_earns_what(name, stage, confidence, answer):
 
 
 def test_gdpo_adds_the_advantages_of_coca_on_every_token():
-    coca, gdpo = (CreditRule(training_method(name))(RIGHT, STATED).segments for name in ("coca", "gdpo"))
+    coca, gdpo = (CreditRule(method_settings(name))(RIGHT, STATED).segments for name in ("coca", "gdpo"))
     for advantage in gdpo.values():
         assert torch.equal(advantage.values, coca["confidence"].values + coca["answer"].values)
         assert advantage.varies.tolist() == [True, True]
@@ -65,12 +65,12 @@ def test_gdpo_adds_the_advantages_of_coca_on_every_token():
 
 def test_both_confidences_of_caliber_are_compared_among_their_valid_ones():
     """The second of the fourth response is invalid: being valid is worth 1, 1, 1, 0."""
-    found = CreditRule(training_method("caliber"), 1)(RIGHT, STATED, stated_after=AFTER).segments["confidence_after"]
+    found = CreditRule(method_settings("caliber"), 1)(RIGHT, STATED, stated_after=AFTER).segments["confidence_after"]
     valid = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0] * 4])
     expected = group_advantages(BRIER_AFTER.masked_fill(AFTER.isnan(), N)).values + group_advantages(valid).values
     torch.testing.assert_close(found.values, expected)
     with pytest.raises(ValueError, match="caliber needs stated_after"):
-        CreditRule(training_method("caliber"))(RIGHT, STATED)
+        CreditRule(method_settings("caliber"), 0)(RIGHT, STATED)
 
 
 def test_a_response_that_takes_no_part_has_no_reward():
@@ -92,5 +92,5 @@ def test_registry():
 
 
 def test_a_stage_that_does_not_exist_is_refused():
-    with pytest.raises(IndexError):
-        CreditRule(training_method("sequential"), stage=2)(RIGHT, STATED)
+    with pytest.raises(ValueError, match="stage"):
+        CreditRule(method_settings("sequential"), stage=2)(RIGHT, STATED)

@@ -2,8 +2,9 @@
 
 import torch
 
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.baselines.predictors import TargetModel
-from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
+from coca_mindspeed.config.schema import ModelConfig, RolloutConfig
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
@@ -22,4 +23,4 @@ def random_policy(directory, architecture):
 
 def target_of(policy, seed=0, max_new_tokens=12):
     rollout = RolloutConfig(max_prompt_tokens=512, max_new_tokens=max_new_tokens)
-    return TargetModel(policy, build_grader("exact"), MethodConfig(), rollout, seed)
+    return TargetModel(policy, build_grader("exact"), method_settings(), rollout, seed)

@@ -1,11 +1,13 @@
 """The named form of CoCA, on every engine from one file, and the line of the plans that names it."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run, config_directory, find_verl_run
 from coca_mindspeed.config.plan import form_notes
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.integrations.settings import integration_settings
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
@@ -14,19 +16,19 @@ from coca_mindspeed.verl.settings import verl_settings
 
 FILE = config_directory() / "method" / "coca_stable.yaml"
 pytestmark = pytest.mark.usefixtures("verls_keys")
-FORM = MethodConfig(**yaml.safe_load(FILE.read_text(encoding="utf-8")))
+FORM = method_settings(**yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
 def test_the_form_has_the_values_of_the_study():
     """Of docs/method.md: a larger eps, a bonus, and as many decimals for every confidence."""
-    assert MethodConfig(name="coca", confidence_decimals=2, advantage_eps=0.05, entropy_bonus=0.02) == FORM
+    assert method_settings("coca", confidence_decimals=2, advantage_eps=0.05, entropy_bonus=0.02) == FORM
 
 
 def test_every_engine_reads_the_form_from_one_file(tmp_path):
     local = compose_run("demo", ["method=coca_stable", "method.max_confidence_tokens=16"]).run
     assert local.method == FORM
     cluster = compose_run("qwen25_7b_910b", ["method=coca_stable", "data.epochs=null"]).run
-    assert MethodConfig(**mindspeed_values(cluster, 10, StageFiles(tmp_path))["coca"]["method"]) == FORM
+    assert method_settings(**mindspeed_values(cluster, 10, StageFiles(tmp_path))["coca"]["method"]) == FORM
     assert make_plan(cluster).problems == ()
     file = find_verl_run("coca_qwen25_7b")
     found = verl_plan.verl_configuration(file, ["coca.method=coca_stable"])
@@ -51,14 +53,14 @@ def test_the_plan_of_a_run_on_verl_says_it_too():
 
 
 def test_a_bonus_or_a_larger_eps_needs_no_note():
-    assert list(form_notes(MethodConfig(), "x"))
-    assert not list(form_notes(MethodConfig(entropy_bonus=0.005), "x"))
+    assert list(form_notes(method_settings(), "x"))
+    assert not list(form_notes(method_settings(entropy_bonus=0.005), "x"))
 
 
 @pytest.mark.parametrize("method", ["coca", "rlvr", "sequential"])
 def test_local_runs_use_the_form_and_can_leave_it(method):
     data = ["model.path=m", "data.train=t.jsonl", "data.evaluate=e.jsonl"]
     assert compose_run("local", data).run.method == FORM
-    assert compose_run("local", [*data, f"method={method}"]).run.method == MethodConfig(name=method)
+    assert compose_run("local", [*data, f"method={method}"]).run.method == method_settings(method)
     laptop = compose_run("laptop", [*data, "warm_up.records=t.jsonl"]).run.method
-    assert laptop == FORM.model_copy(update={"advantage_scale": "batch", "advantage_eps": 0.5})
+    assert laptop == replace(FORM, advantage_scale="batch", advantage_eps=0.5)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import method_settings
 from experiments.forms import FormRun, by_form, choose, mean_row, read_archive, write_archive
 
 PAPER = {"advantage_eps": 1e-6, "confidence_decimals": None, "separate_format": False}
@@ -24,7 +24,9 @@ def training(name, seed, settings, *, confidence, right=8):
     }
     correct = np.array([True] * right + [False] * (12 - right))
     stated = np.array([confidence] * 10 + [0.1] * 2)
-    return FormRun(name, seed, MethodConfig(**settings), curve, np.array(["+99"] * 10 + ["*9999"] * 2), stated, correct)
+    return FormRun(
+        name, seed, method_settings(**settings), curve, np.array(["+99"] * 10 + ["*9999"] * 2), stated, correct
+    )
 
 
 def test_figures_by_hand():
@@ -98,7 +100,7 @@ def test_an_archive_keeps_a_training(tmp_path):
     }
     write_archive(tmp_path / "runs.tar.xz", contents)
     (run,) = read_archive(tmp_path / "runs.tar.xz")
-    assert (run.name, run.seed, run.method) == ("scripts", 3, MethodConfig(**SCRIPTS))
+    assert (run.name, run.seed, run.method) == ("scripts", 3, method_settings(**SCRIPTS))
     assert run.correct.tolist() == [True, False, False]
     assert np.isnan(run.confidence).tolist() == [False, True, False]
     assert run.curve["equal"].tolist() == [1]

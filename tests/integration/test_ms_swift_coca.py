@@ -25,7 +25,7 @@ from swift.rl_core import advantage  # noqa: E402
 from swift.utils import import_external_file  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from coca_mindspeed import coca_advantages, training_method  # noqa: E402
+from coca_mindspeed import coca_advantages, method_settings, training_method  # noqa: E402
 from coca_mindspeed.data.arithmetic import arithmetic_records  # noqa: E402
 from coca_mindspeed.data.export import export_records, swift_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
@@ -69,7 +69,9 @@ def test_token_advantages_are_those_of_the_library():
     assert logged.tolist() == [r or 0.0 for r in rewards[0]]
     lengths = torch.tensor([len(sampled) for sampled in ids])
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(sampled) for sampled in ids], batch_first=True)
-    expected = coca_advantages(padded, lengths, matrix[:, 0], tokenizer, 4, decimals=2, eps=0.05)
+    expected = coca_advantages(
+        padded, lengths, matrix[:, 0], tokenizer, 4, method=method_settings(confidence_decimals=2, advantage_eps=0.05)
+    )
     assert expected.advantages.any()
     for shift in (0, 3):  # HF's frame, and Megatron's, in which the prompt stands before the response
         mask = torch.zeros(12, shift + padded.shape[1], dtype=torch.int64)

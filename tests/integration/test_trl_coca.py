@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 from trl.generation import vllm_generation  # noqa: E402
 
-from coca_mindspeed import coca_advantages, parse_response, segment_objective, training_method  # noqa: E402
+from coca_mindspeed import coca_advantages, method_settings, parse_response, segment_objective, training_method  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
 from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
@@ -39,7 +39,6 @@ spec.loader.exec_module(example)
 
 METHOD = {"confidence_decimals": 2, "max_confidence_tokens": 6, "advantage_eps": 0.05}
 #: In the library's words.
-ARGUMENTS = {"decimals": 2, "max_confidence_tokens": 6, "eps": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +107,9 @@ def test_the_entropy_bonus_is_of_the_weights_that_sampled(model, tmp_path, optio
     )[0]
     correct = torch.tensor(list(trainer._logs["rewards"]["correct"]))
     given = ids, lengths, correct, trainer.processing_class, 8
-    bonus = coca_advantages(*given, **ARGUMENTS, entropy_bonus=0.1, log_probs=log_probs).advantages
+    bonus = coca_advantages(*given, method=method_settings(**METHOD, entropy_bonus=0.1), log_probs=log_probs).advantages
     torch.testing.assert_close(output["advantages"], bonus, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(bonus, coca_advantages(*given, **ARGUMENTS).advantages)
+    assert not torch.allclose(bonus, coca_advantages(*given, method=method_settings(**METHOD)).advantages)
     first = trainer._logs["extra"]["confidence_advantage"][0]
     assert first == pytest.approx(float(bonus[0, 0]), abs=1e-5)
 
@@ -125,7 +124,9 @@ def test_advantages_and_metrics_are_those_of_the_library(model, tmp_path, name):
     assert ids.shape[1] == 32
     correct = torch.tensor(list(trainer._logs["rewards"]["correct"]))
     text = trainer.processing_class
-    expected = coca_advantages(ids, lengths, correct, text, 8, method=name, scale="batch", **ARGUMENTS)
+    expected = coca_advantages(
+        ids, lengths, correct, text, 8, method=method_settings(name, advantage_scale="batch", **METHOD)
+    )
     torch.testing.assert_close(output["advantages"], expected.advantages)
     logged = {key: values[-1] for key, values in trainer._metrics["train"].items()}
     found = {name: logged[name] for name in expected.metrics}
@@ -366,7 +367,7 @@ def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, mon
     advantages = output["advantages"]
     correct = [str(i % 8) == gold(row) for i, row in enumerate(rows)]
     lengths = torch.full((16,), ids.shape[1])
-    expected = coca_advantages(ids, lengths, correct, tokenizer, 8, **ARGUMENTS)
+    expected = coca_advantages(ids, lengths, correct, tokenizer, 8, method=method_settings(**METHOD))
     assert expected.masks["confidence"].sum(dim=1).tolist() == [boundary] * 16
     torch.testing.assert_close(advantages, expected.advantages)
     assert advantages[:, boundary - 1].any()

@@ -369,7 +369,7 @@ def test_a_rollout_crosses_the_modules_that_the_architecture_page_lists(tmp_path
 
         return call
 
-    for name in ("question_order", "generator", "respond", "credit_rule", "update_policy"):
+    for name in ("question_order", "generator", "respond", "CreditRule", "update_policy"):
         monkeypatch.setattr(train_module, name, noted(getattr(train_module, name)))
     for kind, name in ((ResponseScorer, "__call__"), (ResponseScorer, "for_training"), (Scored, "give_credit")):
         monkeypatch.setattr(kind, name, noted(getattr(kind, name)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, TrainerConfig
 from coca_mindspeed.errors import ConfigError
@@ -14,7 +15,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import ResponseBatch, largest_group_sizes, microbatches, update_policy
-from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.responses import response_scorer
 from tests.local.models_for_tests import Kept, random_policy, set_chunk_of, write_random_model
 from tests.local.runs_for_tests import small_session
 
@@ -31,7 +32,7 @@ def rollout(session):
     draw = generator(policy.device, 0, "test")
     sampled = respond(policy, asked, config.method, config.rollout, draw, size)
     graded = response_scorer(config.method, policy.text, trainer.grader)(sampled, asked)
-    return sampled, graded.give_credit(credit_rule(config.method, 0), size)
+    return sampled, graded.give_credit(CreditRule(config.method, 0), size)
 
 
 def updated(session, rollout, aggregation="sum", **trainer_settings):
@@ -39,7 +40,7 @@ def updated(session, rollout, aggregation="sum", **trainer_settings):
     trainer = session.trainer
     settings = trainer.config.trainer.model_copy(update={"minibatches": 1, **trainer_settings})
     config = trainer.config.model_copy(update={"trainer": settings})
-    config = config.model_copy(update={"method": config.method.model_copy(update={"loss_aggregation": aggregation})})
+    config = config.model_copy(update={"method": replace(config.method, loss_aggregation=aggregation)})
     before = copy.deepcopy(trainer.policy.model.state_dict())
     optimizer = torch.optim.SGD(trainer.policy.model.parameters(), lr=1.0)
     metrics = update_policy(trainer.policy, *rollout, optimizer, 1.0, config)

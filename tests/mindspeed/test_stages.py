@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
@@ -66,7 +66,7 @@ def _scored_dock(shuffle=False, correct=(1.0, 0.0, 1.0, 1.0)):
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, count, shuffle):
-    filled, settings = _scored_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    filled, settings = _scored_dock(shuffle), CocaSettings(method=method_settings(advantage_eps=0.0))
     samples = compute_advantages(
         filled, settings, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
     )
@@ -96,7 +96,7 @@ def test_rewards_that_are_equal_by_definition_are_equal_behind_the_dock():
     )
     filled = FakeDock(rows=4, group=4)
     filled.put_experience.remote({name: list(column) for name, column in score_columns(scored).items()}, [0, 1, 2, 3])
-    settings = CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    settings = CocaSettings(method=method_settings(advantage_eps=0.0))
     options = {"count": 4, "group_size": 4, "rows": 4, "guarantee_order": True, "sample_prompts": 0}
     compute_advantages(filled, settings, **options)
     advantages = torch.stack([filled.data["advantages"][row] for row in range(4)])
@@ -109,7 +109,7 @@ def test_the_entropy_bonus_is_of_the_rollouts_log_probs(shuffle):
     """Brier -.04 and -.25 at GESR .5, log pi of the confidences -1 and -5: rewards .06 and .25."""
     filled = _scored_dock(shuffle)
     log_probs = [[-1.0, -90.0], [-5.0, 0.0, 0.0], [-2.0], [-99.0, 0.0, 0.0, 0.0]]
-    settings = CocaSettings(method=MethodConfig(advantage_eps=0.0, entropy_bonus=0.1), stall_timeout=0.2)
+    settings = CocaSettings(method=method_settings(advantage_eps=0.0, entropy_bonus=0.1), stall_timeout=0.2)
     options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     with pytest.raises(TrainingError, match=ROLLOUT_LOG_PROBS):
         compute_advantages(filled, settings, **options)
@@ -123,7 +123,7 @@ def test_the_entropy_bonus_is_of_the_rollouts_log_probs(shuffle):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_questions_that_the_run_asked_before_are_measured_apart(shuffle):
     seen = ([False, True], 4 / 3)
-    filled, settings = _scored_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    filled, settings = _scored_dock(shuffle), CocaSettings(method=method_settings(advantage_eps=0.0))
     options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     compute_advantages(filled, settings, **options, seen=seen)
     found = divide_ratios({name: sum(values) / len(values) for name, values in filled.metrics.items()})
@@ -148,7 +148,7 @@ def test_one_scale_for_the_whole_iteration_whatever_the_dispatch(method):
             SCORES["segment_ends"]: torch.cat([torch.ones(12, 1, dtype=torch.int32), lengths], dim=1),
         }.items():
             filled.put_experience.remote({name: list(column)}, every)
-        settings = CocaSettings(method=MethodConfig(name=method, advantage_scale="batch"))
+        settings = CocaSettings(method=method_settings(method, advantage_scale="batch"))
         options = {"group_size": 2, "rows": 12, "guarantee_order": guarantee_order, "sample_prompts": 0}
         compute_advantages(filled, settings, count=count, **options)
         assert len(filled.metrics["advantage/deviation/numerator"]) == 1

@@ -1,18 +1,19 @@
 """Every engine's way from tokens, log-probs and verdicts to token advantages, on the same responses."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 
 from coca_mindspeed import coca_advantages
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, score_columns
 from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl.batch import score_rows, score_step
@@ -44,7 +45,7 @@ def scored(method):
 
 
 def by_local_engine(responses, method):
-    rule, scored = credit_rule(method, 0), responses.scored
+    rule, scored = CreditRule(method, 0), responses.scored
     log_probs = confidence_log_probs(rule, responses.log_probs, scored.segment_ends)
     return scored.give_credit(rule, G, log_probs=log_probs).token_advantages
 
@@ -53,11 +54,7 @@ def by_library(responses, method):
     scored = responses.scored
     return coca_advantages(
         *(responses.token_ids, scored.lengths, scored.correct, qwen_like(), G),
-        decimals=method.confidence_decimals,
-        eps=method.advantage_eps,
-        separate_format=method.separate_format,
-        scale=method.advantage_scale,
-        entropy_bonus=method.entropy_bonus,
+        method=method,
         log_probs=responses.log_probs,
     ).advantages
 
@@ -99,7 +96,7 @@ def by_mindspeed_rl(responses, method):
 @pytest.mark.parametrize("separate", [True, False])
 def test_the_same_responses_have_the_same_advantages(monkeypatch, bonus, scale, separate):
     without_ray(monkeypatch)
-    method = MethodConfig(
+    method = method_settings(
         entropy_bonus=bonus,
         advantage_scale=scale,
         separate_format=separate,
@@ -107,7 +104,7 @@ def test_the_same_responses_have_the_same_advantages(monkeypatch, bonus, scale, 
         confidence_decimals=2,
     )
     expected = by_local_engine(scored(method), method)
-    plain = by_local_engine(scored(method), method.model_copy(update={"entropy_bonus": 0.0}))
+    plain = by_local_engine(scored(method), replace(method, entropy_bonus=0.0))
     assert torch.equal(expected, plain) == (bonus == 0)
     for engine in (by_library, by_verl, by_mindspeed_rl):
         found = engine(scored(method), method)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import METHODS, method_settings
+from coca_mindspeed.algorithm.methods.settings import OwnMethodSettings
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
@@ -43,7 +44,9 @@ def scored(correct=CORRECT, stated=CONFIDENCE, lengths=LENGTHS, after=None, ends
 
 def credited(*given, method="coca", stage=0, eps=1e-6, **known):
     """Groups of two."""
-    return scored(*given, **known).give_credit(CreditRule(training_method(method), stage, eps=eps), 2, width=4)
+    return scored(*given, **known).give_credit(
+        CreditRule(method_settings(method, advantage_eps=eps), stage), 2, width=4
+    )
 
 
 def graded(verdicts, answers=("a", "b", "c", "d")):
@@ -68,7 +71,7 @@ def test_restated_questions_are_wrong_in_a_new_object():
 
 def test_credit_needs_whole_groups():
     with pytest.raises(ValueError, match="4 responses"):
-        scored().give_credit(CreditRule(training_method("coca")), 3)
+        scored().give_credit(CreditRule(method_settings()), 3)
 
 
 @pytest.mark.parametrize("verdicts", [torch.ones(3), torch.ones(4, 1), torch.ones(4, dtype=torch.int64)])
@@ -225,17 +228,21 @@ def test_advantages_of_the_tokens():
     torch.testing.assert_close(credited(eps=0.0).token_advantages, torch.tensor(expected))
 
 
-def bonus_rule(method="coca", bonus=0.1, **choices):
-    return CreditRule(training_method(method), eps=0.0, entropy_bonus=bonus, **choices)
+class WithBonus(OwnMethodSettings):
+    reads_log_probs = True
+
+
+def bonus_rule(bonus=0.1, **choices):
+    return CreditRule(method_settings(advantage_eps=0.0, entropy_bonus=bonus, **choices))
 
 
 def test_log_probs_of_the_confidence_alone():
     """The sum does not depend on the text behind a response, nor on the place of its confidence."""
     log_probs = torch.tensor([[-1.0, -2.0, -4.0, N], [-8.0, N, N, N]])
     ends = torch.tensor([[2, 3], [0, 1]])
-    found = confidence_log_probs(bonus_rule(), log_probs, ends)
+    found, last = confidence_log_probs(bonus_rule(), log_probs, ends), CreditRule(WithBonus(method=METHODS["rlcr"]))
     assert (found.tolist(), found.dtype) == ([-3.0, 0.0], torch.float64)
-    assert confidence_log_probs(bonus_rule("rlcr"), log_probs, ends).tolist() == [-4.0, -8.0]
+    assert confidence_log_probs(last, log_probs, ends).tolist() == [-4.0, -8.0]
     assert confidence_log_probs(bonus_rule(bonus=0.0), log_probs, ends) is None
     assert confidence_log_probs(bonus_rule(), None, ends) is None
     with pytest.raises(ValueError, match="at most 2, found"):
@@ -285,7 +292,7 @@ def test_scores_as_columns_and_back(twice):
 def test_rows():
     """Undefined values are null: of these groups the first has one gradable answer, and is dropped."""
     verdicts = [Verdict(Outcome.RIGHT), Verdict(Outcome.UNGRADABLE, "no sandbox"), *[Verdict(Outcome.RIGHT)] * 2]
-    rows = graded(verdicts).give_credit(CreditRule(training_method("coca")), 2).rows(range(4))
+    rows = graded(verdicts).give_credit(CreditRule(method_settings()), 2).rows(range(4))
     assert [row["correct"] for row in rows] == [True, None, True, True]
     assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from tokenizers import AddedToken
 from transformers import AutoConfig
 
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.export import export_records
 from coca_mindspeed.data.records import write_records
@@ -45,7 +45,7 @@ def write_tiny_model_for_verl(directory: Path, seed: int) -> None:
 
 def write_questions_for_verl(directory: Path, method: str, *, train: int, evaluate: int, seed: int) -> None:
     """Write ``train.jsonl`` and ``val.jsonl``, and the records that they were made from."""
-    system_prompt = MethodConfig(name=method).training_method.system_prompt
+    system_prompt = method_settings(method).training_method.system_prompt
     records = arithmetic_records(train, "train", seed), arithmetic_records(evaluate, "evaluate", seed)
     for name, chosen in zip(("train", "val"), records, strict=True):
         write_records(directory / f"{name}_records.jsonl", chosen)

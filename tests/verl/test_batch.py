@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Scored, confidences
 from coca_mindspeed.verl.batch import (
     find_groups,
@@ -121,7 +121,7 @@ def test_each_row_has_the_advantages_of_the_credit_rule(method, scale):
         "confidence_length": torch.tensor([report["confidence_length"] for report in reports]),
         "segment_ends": torch.tensor([report["segment_ends"] for report in reports]),
     }
-    expected = Scored.from_columns(score_columns).give_credit(credit_rule(settings.method, 0), G)
+    expected = Scored.from_columns(score_columns).give_credit(CreditRule(settings.method, 0), G)
     found = step(settings.model_dump(), keys=keys, rows=rows, response_lengths=lengths).columns()
     for place, key in enumerate(KEYS):
         row = keys.index(key)

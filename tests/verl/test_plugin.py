@@ -76,6 +76,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
         check_resume(tmp_path, changed, 10, 5)
     assert [problem[:3] for problem in caught.value.problems] == [
         ("another-run", "clip", 0.1),
+        ("another-run", "entropy_bonus", None),
         ("another-run", "name", "joint"),
     ]
     check_resume(tmp_path, changed, 10, 0)

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import method_settings
 
 ROWS, WIDTH, CONFIDENCE = 8, 6, 2
 LENGTHS = torch.tensor([6, 3, 5, 6, 4, 6, 2, 5])
@@ -55,7 +55,7 @@ def batch(rows, ranks):
 @pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
 def test_the_mean_over_ranks_is_the_gradient_of_the_whole_mini_batch(loss_class, aggregation):
     """Verl adds up the microbatches of a rank and averages over ranks."""
-    loss_of = loss_class(MethodConfig(loss_aggregation=aggregation))
+    loss_of = loss_class(method_settings(loss_aggregation=aggregation))
     log_probs = (-torch.rand(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))).requires_grad_()
     gradients = []
     for ranks in (1, 2, 4):

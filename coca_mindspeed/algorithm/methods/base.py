@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 else:  # types of arguments; importing torch for them would take seconds
     Tensor = Advantage = Normalisation = Any
 
+#: The methods of this package by name; :mod:`coca_mindspeed.algorithm.methods` fills it.
+METHODS: "dict[str, TrainingMethod]" = {}
+
 
 class GroupOutcomes(NamedTuple):
     """Outcomes of the responses.  A response with an ungradable answer takes no part and is NaN everywhere.
@@ -25,7 +28,7 @@ class GroupOutcomes(NamedTuple):
         correct: float64 ``[P, G]``, 1 or 0, ``1[answer is correct]`` (paper, equation 6); NaN: takes no part.
         stated: float64 ``[P, G]``, the stated confidence; NaN also where the response states no valid one.
         gesr: float64 ``[P, 1]``, the mean of ``correct`` in each group (equation 7).
-        entropy_bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: no bonus.
+        bonus: float64 ``[P, G]``, added to the score of a valid confidence; None: the settings have none.
         invalid_reward: reward in place of the Brier score for a response without a valid confidence.
         stated_after: like ``stated``, the second confidence of a method that asks for two; None: there is none.
     """
@@ -33,7 +36,7 @@ class GroupOutcomes(NamedTuple):
     correct: Tensor
     stated: Tensor
     gesr: Tensor
-    entropy_bonus: Tensor | None
+    bonus: Tensor | None
     invalid_reward: float
     stated_after: Tensor | None = None
 
@@ -77,6 +80,13 @@ class TrainingMethod(Protocol):
         (for a method's one reward) compute them from rewards, float64 ``[P, G]``, NaN where a response takes no part.
         ``stage`` is one of :attr:`stages`.
         """
+
+
+def training_method(name: str) -> TrainingMethod:
+    """Return the method called ``name``; raise ``ValueError`` if there is none."""
+    if name not in METHODS:
+        raise ValueError(f"unknown training method {name!r}; known methods: {', '.join(METHODS)}")
+    return METHODS[name]
 
 
 @dataclass(frozen=True)

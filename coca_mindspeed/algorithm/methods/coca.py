@@ -9,19 +9,45 @@ and each advantage is normalised within the group.  GDPO puts the sum of both ad
 
 from dataclasses import dataclass
 
-from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
+from coca_mindspeed.algorithm.methods.base import (
+    GroupOutcomes,
+    MethodDefaults,
+    Normalisation,
+    SegmentAdvantages,
+    Tensor,
+)
+from coca_mindspeed.algorithm.methods.settings import MethodSettings, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class CocaMethodSettings(MethodSettings, method="coca"):
+    """Settings of CoCA.
+
+    Attributes:
+        entropy_bonus: weight of ``-log pi(confidence segment)`` in the reward of a valid confidence.  Its expectation
+            is the entropy of the segment, which keeps the policy from stating one confidence everywhere.
+    """
+
+    entropy_bonus: float = setting(0.0, "coca: weight of the confidence's entropy in its reward", ge=0, le=1)
+
+    @property
+    def reads_log_probs(self) -> bool:
+        return self.entropy_bonus > 0
+
+    def confidence_bonus(self, log_probs: Tensor) -> Tensor:
+        return -self.entropy_bonus * log_probs
 
 
 @dataclass(frozen=True)
 class Coca(MethodDefaults):
-    """The paper's method, with ``entropy_bonus`` of :class:`CreditRule`."""
+    """The paper's method, with an entropy bonus."""
 
     name: str = "coca"
 
     def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:
         brier = outcomes.brier(outcomes.gesr)
-        if outcomes.entropy_bonus is not None:
-            brier = brier + outcomes.entropy_bonus
+        if outcomes.bonus is not None:
+            brier = brier + outcomes.bonus
         return {
             "confidence": normalise.of_confidence(brier, outcomes.stated),
             "answer": normalise.within_group(outcomes.correct),

@@ -28,10 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Parsed, Sampled, number_or_none
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -48,7 +48,7 @@ except (ValueError, AttributeError, KeyError) as error:
     raise ConfigError('set the environment variable COCA=\'{"tokenizer": "DIR"}\' to the model\'s directory') from error
 # ms-swift 4.6.0 tells reward functions the step in its HF and Megatron trainers, but not in its Ray trainer.
 SETTINGS = integration_settings(SECTION, "ms_swift")
-RULE = credit_rule(SETTINGS.method, SETTINGS.stage or 0)
+RULE = CreditRule(SETTINGS.method, SETTINGS.stage)
 if len(RULE.segments) != 2:
     raise ConfigError(f"coca.method.name={SETTINGS.method.name}: ms-swift trains methods of two segments")
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, validation_file, write_predictions
 from coca_mindspeed.mindspeed.stages import metrics
@@ -50,7 +51,7 @@ from coca_mindspeed.scoring.metrics import (
     sight_metrics,
     values,
 )
-from coca_mindspeed.scoring.responses import credit_rule, held_out_gap, held_out_metrics
+from coca_mindspeed.scoring.responses import held_out_gap, held_out_metrics
 from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_steps
@@ -296,7 +297,7 @@ def compute_advantages(
             f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"
         )
     assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
-    columns = [*SCORES.values(), *([ROLLOUT_LOG_PROBS] if settings.method.entropy_bonus else [])]
+    columns = [*SCORES.values(), *([ROLLOUT_LOG_PROBS] if settings.method.reads_log_probs else [])]
     portions = batches(
         dock, "compute_advantage", columns, count, assigned=assigned, stall_timeout=settings.stall_timeout
     )
@@ -305,7 +306,7 @@ def compute_advantages(
     check_groups(batch.indexes, group_size)
     if len(batch.indexes) != rows:
         raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
-    scored, rule = Scored.from_columns(batch.scores()), credit_rule(settings.method, settings.stage)
+    scored, rule = Scored.from_columns(batch.scores()), CreditRule(settings.method, settings.stage)
     # MindSpeed-RL's loop computes the old log-probs later; those of the rollout are of the same weights.
     sampled = batch.padded(ROLLOUT_LOG_PROBS) if ROLLOUT_LOG_PROBS in columns else None
     log_probs = confidence_log_probs(rule, sampled, scored.segment_ends)

@@ -92,10 +92,7 @@ class CocaSettings(ScoringSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":
-        stages = self.method.training_method.stages
-        if self.stage >= len(stages) or (len(stages) > 1 and "stage" not in self.model_fields_set):
-            found = self.stage if "stage" in self.model_fields_set else "none"
-            raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {found}")
+        self.method.checked_stage(self.stage if "stage" in self.model_fields_set else None)
         if (self.validation_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
         if self.platform == "npu" and self.rollout_engine != "vllm":

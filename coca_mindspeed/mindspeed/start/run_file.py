@@ -86,9 +86,10 @@ def mindspeed_values(
     ConfigError for an unknown stage, if a checkpoint to load is missing, the number of iterations is
     unknown, or the run to resume has other settings or data.
     """
-    stages = run.method.training_method.stages
-    if files.stage >= len(stages):
-        raise ConfigError(f"stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
+    try:
+        run.method.checked_stage(files.stage)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if iterations is None:
         raise ConfigError(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "

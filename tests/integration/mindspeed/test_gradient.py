@@ -17,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
@@ -28,7 +29,7 @@ from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings
-from coca_mindspeed.scoring.responses import credit_rule, response_scorer
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.scoring.rollout import Credited
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
@@ -77,7 +78,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     rollout = respond(policy, records, run.method, run.rollout, generator, GROUP)
     graded = response_scorer(run.method, policy.text, _EvenIsRight())(rollout, records)
     noise = 0.3 * torch.randn(rollout.log_probs.shape, generator=generator)
-    both = graded.give_credit(credit_rule(run.method, 0), GROUP)
+    both = graded.give_credit(CreditRule(run.method, 0), GROUP)
     parts = {name: torch.where(mask, both.token_advantages, 0.0) for name, mask in both.masks.items()}
     credited = {"both": both, **{name: replace(both, token_advantages=part) for name, part in parts.items()}}
     return Case(directory, policy, replace(rollout, log_probs=rollout.log_probs + noise), credited)

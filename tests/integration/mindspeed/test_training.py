@@ -7,18 +7,19 @@ import os
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Sampled, confidence_log_probs
 from tests.integration import custom_code
 from tests.integration.mindspeed import tiny
@@ -112,7 +113,7 @@ def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, r
     shim = {CPU_SHIM: "tests.integration.mindspeed.keeping", "COCA_TEST_ADVANTAGES": str(tmp_path / "kept")}
     rows = run_and_check(warm, tmp_path / "run", ray_directory, changes, **shim)
     policy = load_policy(warm / "model", compose_run("demo").run.model, torch.device("cpu"))
-    settings = MethodConfig(**method)
+    settings = method_settings(**method)
     kept = {"read": [], "written": []}
     for file in sorted((tmp_path / "kept").iterdir(), key=lambda file: file.stat().st_mtime_ns):
         kept[file.stem.split("_")[2]].append(torch.load(file, weights_only=False))
@@ -129,14 +130,14 @@ def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, r
         sampled = Sampled(token_ids=ids, lengths=lengths)
         parsed = sampled.read(policy.text, settings.parser(), settings.max_confidence_tokens)
         scored = parsed.scored(torch.stack(columns[SCORES["correct"]])[:, 0])
-        rule, of_tokens = credit_rule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
+        rule, of_tokens = CreditRule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
         log_probs = confidence_log_probs(rule, of_tokens, scored.segment_ends)
         expected = scored.give_credit(rule, 8, log_probs=log_probs).token_advantages
         found = pad_sequence(columns["advantages"], batch_first=True)
         torch.testing.assert_close(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
         entropy = -float(log_probs.sum() / scored.segment_ends[:, 0].sum())
         assert row["confidence/entropy"] == pytest.approx(entropy, abs=1e-3)  # of the training engine's log-probs
-        plain = credit_rule(settings.model_copy(update={"entropy_bonus": 0.0}), 0)
+        plain = CreditRule(replace(settings, entropy_bonus=0.0), 0)
         assert not torch.allclose(expected, scored.give_credit(plain, 8).token_advantages)
     assert not kept["read"]
     assert not kept["written"]

@@ -12,17 +12,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.algorithm.parsing import SEGMENTS
-from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs, confidences
 from tests.integration.verl import tiny
 from tests.local.models_for_tests import response_log_probs
 
 
 def gradient_norms(
-    model: Path, rows: Sequence[Mapping[str, Any]], method: MethodConfig, *, ranks: int, minibatches: int, group: int
+    model: Path, rows: Sequence[Mapping[str, Any]], method: MethodSettings, *, ranks: int, minibatches: int, group: int
 ) -> tuple[list[float], float]:
     """The gradient's norm at each update of the first step, and the largest difference of an advantage from verl's.
 
@@ -76,7 +76,7 @@ def gradient_norms(
 
 
 def credit(
-    rows: Sequence[Mapping[str, Any]], method: MethodConfig, group: int, *, sampled: str = "old_log_probs"
+    rows: Sequence[Mapping[str, Any]], method: MethodSettings, group: int, *, sampled: str = "old_log_probs"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages ``[rows, T]`` and ends of the segments ``[rows, S]``; ``sampled`` names the bonus's log-probs."""
     lengths = torch.tensor([len(row["responses"]) for row in rows])
@@ -97,7 +97,7 @@ def credit(
         "confidence_length": torch.tensor([row["confidence_length"] for row in chosen]),
         "segment_ends": torch.tensor([row["segment_ends"] for row in chosen]),
     }
-    scored, rule = Scored.from_columns(columns), credit_rule(method, 0)
+    scored, rule = Scored.from_columns(columns), CreditRule(method, 0)
     log_probs = pad_sequence([row[sampled] for row in chosen], batch_first=True)
     of_confidence = confidence_log_probs(rule, log_probs, scored.segment_ends)
     credited = scored.give_credit(rule, group, log_probs=of_confidence, width=width)

@@ -23,10 +23,10 @@ def main(path):
     parallel_state.initialize_model_parallel(job["tp"], job["pp"])
     engine, model = build_engine(job)
     data = batch_of(job, parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
-    from coca_mindspeed.config.schema import MethodConfig
+    from coca_mindspeed.algorithm.methods import method_settings
     from coca_mindspeed.verl.segment_loss import SegmentLoss
 
-    found = engine.forward_backward_batch(data, SegmentLoss(MethodConfig(loss_aggregation=job["aggregation"])))
+    found = engine.forward_backward_batch(data, SegmentLoss(method_settings(loss_aggregation=job["aggregation"])))
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -12,8 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed import cli
-from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.algorithm.methods import method_settings, training_method
 from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import credit, gradient_norms
@@ -64,7 +63,7 @@ def resumed(warm, tmp_path_factory):
 
 
 def test_two_updates_a_step_are_those_of_the_local_engine(warm, resumed):
-    assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
+    assert_same_gradient(warm, resumed, method_settings(), ranks=1, minibatches=2)
     first = loop.metrics(resumed)[1]
     assert first["confidence/clip_fraction"] + first["answer/clip_fraction"] > 0
     assert {"reward/confidence", "reward/answer", "rollout/gesr", "rollout/ece", "rollout/brier"} <= first.keys()
@@ -103,7 +102,7 @@ def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed):
 
 def test_two_ranks_with_segment_means_the_scale_of_the_batch_and_an_entropy_bonus(warm, tmp_path):
     keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch", "entropy_bonus": 0.05}
-    method = MethodConfig(**keys)
+    method = method_settings(**keys)
     changes = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
     finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
     assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
@@ -129,7 +128,7 @@ def test_a_failing_grader_and_a_failing_session_with_token_means(warm, tmp_path)
     assert all(row["reason"] == "the grader failed: ValueError: a grader of the test's" for row in failed)
     assert first["grading/ungradable_share"] == pytest.approx(len(failed) / len(dump))
     assert sum(row["key"].startswith("pad") for row in kept(run)) == 1
-    assert_same_gradient(warm, run, MethodConfig(loss_aggregation="token_mean"), ranks=1, minibatches=2)
+    assert_same_gradient(warm, run, method_settings(loss_aggregation="token_mean"), ranks=1, minibatches=2)
 
 
 def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
@@ -151,7 +150,7 @@ def test_an_asynchronous_loop_counts_discarded_groups(warm, tmp_path):
         "trainer__checkpoint_callback_class": "coca_mindspeed.verl.checkpoints.BestCheckpoint",
     }
     finished(tiny.configuration(warm, run, **changes), **keeping(run), COCA_TEST_SESSION_FAILS="37")
-    method = MethodConfig(entropy_bonus=0.05)
+    method = method_settings(entropy_bonus=0.05)
     assert_same_gradient(warm, run, method, ranks=1, minibatches=2)
     rows = kept(run, 3)  # old log-probs are of the trained weights, those of the rollout of earlier ones
     written = pad_sequence([row["advantages"] for row in rows], batch_first=True)
@@ -222,7 +221,7 @@ def test_methods_that_state_a_confidence_after_the_answer(tmp_path, name):
     tiny.write_questions(warm, name, train=64, evaluate=16)
     stages = len(training_method(name).stages)
     finished(tiny.configuration(warm, run, **{STEPS: stages, "coca__method": {"name": name}}), **keeping(run))
-    assert_same_gradient(warm, run, MethodConfig(name=name), ranks=1, minibatches=1)
+    assert_same_gradient(warm, run, method_settings(name), ranks=1, minibatches=1)
     last, rows = loop.metrics(run)[stages], loop.rollouts(run, stages)
     after = "confidence_after" if name == "caliber" else "confidence"
     assert 1 < last[f"response/{after}_length"] < last["response/length"]
