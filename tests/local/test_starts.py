@@ -26,6 +26,7 @@ import pytest
 import torch
 import transformers
 
+from coca_mindspeed import __version__
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.schema import ModelConfig, TrainerConfig
@@ -57,7 +58,7 @@ def place(tmp_path_factory):
     for name, rows in (("train", QUESTIONS), ("heldout", HELD_OUT)):
         write_rows(place / f"{name}.jsonl", [{"id": str(number), **row} for number, row in enumerate(rows)])
     write_marker(place / "exported", "model")
-    write_marker(place / "taken", "run", {"id": "0"})
+    write_marker(place / "taken", "run", {"id": "0", "version": __version__})
     (place / "taken" / "config.yaml").write_text(to_yaml(compose_run("demo").run))
     (place / "taken" / "metrics.jsonl").write_text('{"step": 1}\n')
     return place

@@ -126,7 +126,7 @@ def test_the_settings_carry_the_digests_of_the_files(tmp_path):
 def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     train = write_sums(tmp_path / "train.jsonl", *map(str, range(300)))
     held_out = write_sums(tmp_path / "held_out.jsonl", "3")
-    overrides = (f"data.train={train}", f"data.evaluate={held_out}", "data.rows=90000")
+    overrides = (f"data.train={train}", f"data.evaluate={held_out}", "data.rows=300")
     run = compose_run("qwen25_7b_910b", overrides).run
     files = StageFiles(tmp_path / "run")
 
