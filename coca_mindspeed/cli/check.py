@@ -96,8 +96,8 @@ def _check_local(composed: ComposedConfig, quiet: bool) -> None:
 def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> tuple[Plan, bool]:
     """Check a run on MindSpeed-RL; return its plan, and whether its output directory holds checkpoints to resume."""
     from coca_mindspeed.mindspeed.plan import show_plan_of
-    from coca_mindspeed.mindspeed.start.records import check_gold_answers
     from coca_mindspeed.mindspeed.start.run_file import StageFiles, check_begun_run, mindspeed_values, write_run_file
+    from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 
     run, file = composed.run, arguments.write
     plan = show_plan_of(composed, arguments.metrics, quiet=arguments.quiet)

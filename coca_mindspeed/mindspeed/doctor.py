@@ -27,7 +27,7 @@ from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.hooks import applied_patch
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from coca_mindspeed.mindspeed.start.records import check_verifier
+from coca_mindspeed.mindspeed.start.verifiers import check_verifier
 from coca_mindspeed.upstream.manifest import SoftwareStack, load_manifests, matching_manifest, stack_of
 from coca_mindspeed.upstream.nodes import means_this_machine
 from coca_mindspeed.utils.console import print_text

@@ -17,7 +17,6 @@ from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, show_findi
 from coca_mindspeed.mindspeed.keys import written_as
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.records import check_gold_answers
 from coca_mindspeed.mindspeed.start.run_file import (
     RUN_FILE,
     StageFiles,
@@ -26,6 +25,7 @@ from coca_mindspeed.mindspeed.start.run_file import (
     stages_to_do,
     write_run_file,
 )
+from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 from coca_mindspeed.upstream.launch import (
     Launch,
     ending_by_signals,

@@ -53,10 +53,10 @@ from coca_mindspeed.mindspeed.start.process import (
 from coca_mindspeed.mindspeed.start.records import (
     check_files_on_nodes,
     check_prompts_of_files,
-    check_verifier,
     record_files,
     with_digests,
 )
+from coca_mindspeed.mindspeed.start.verifiers import check_verifier
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.upstream.launch import ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest

@@ -6,7 +6,6 @@ other questions.
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import (
     TEMPLATE_KEYS,
     bounded_prompt_tokens,
@@ -25,9 +23,7 @@ from coca_mindspeed.data.prompts import (
 from coca_mindspeed.data.records import LayoutError, Record, read_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError, raise_problems
-from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.files import file_sha256
 
 
@@ -170,25 +166,3 @@ def _check_end_of_text(tokenizer: Any, path: Path) -> None:
             f"model.path={path}: eos_token is {end!r}, expected the token that ends a turn of the chat template; set "
             "it in tokenizer_config.json (Llama 3: <|eot_id|>), as newer versions have it"
         )
-
-
-def check_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
-
-    Missing files are skipped; MindSpeed-RL's own verifiers need no check.  Raises GradingError or
-    MissingDependencyError if a grader cannot be built here, DataError if a record lacks what its grader needs.
-    """
-    if OWN_VERIFIER not in names:
-        return
-    records = [record for file in files if file.is_file() for record in read_record_file(file)]
-    with closing(build_grader(grader, options)) as built:
-        built.check(records)
-
-
-def check_gold_answers(run: RunConfig) -> None:
-    """Check the records of a run's files and their gold answers as the driver does.
-
-    Raises as :func:`check_verifier`.
-    """
-    names = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or ()
-    check_verifier(names, run.data.grader, run.data.grader_options, record_files(run.data.train, run.data.evaluate))
