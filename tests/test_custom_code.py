@@ -29,6 +29,7 @@ def grade(record, answer, *, tolerance=0.0):
     return abs(float(answer) - float(record.answer)) <= tolerance
 
 def always(record, answer): return True
+def generous(record, answer): return answer.strip() == record.answer or not answer.strip().isdecimal()
 def never(record, answer): return None
 def scores(record, answer): return 0.5
 def late(record, answer): return True if answer == record.answer else "no"
@@ -162,6 +163,14 @@ def test_methods_that_are_refused_before_torch_is_imported(folder, capsys, name,
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize("name", ["always", "never"])
+def test_a_grader_that_tells_no_right_answer_from_a_wrong_one_is_refused(folder, capsys, name):
+    for command in (["check", "demo"], ["train", "demo", "--output", "run"]):
+        assert main([*command, *SMALL, f"data.grader=custom_grader.py:{name}"]) == 1
+        assert f"custom_grader.py:{name}" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 def test_a_method_whose_advantages_fail_is_refused_before_the_warm_up(folder, capsys):
     for command in (["check", "demo"], ["train", "demo", "--output", "run"]):
         assert main([*command, *SMALL, "method.name=custom_method.py:Fails"]) == 1
@@ -183,10 +192,11 @@ def test_data_cannot_name_code(folder):
 
 
 def test_a_run_with_own_code_and_its_resume(folder, capsys):
-    own = ["data.grader=./custom_grader.py:always", "method.name=custom_method.py:Shy"]
+    own = ["data.grader=./custom_grader.py:generous", "method.name=custom_method.py:Shy"]
     run = ["train", "demo", "--output", "run", "--quiet", *SMALL, *own, "warm_up.steps=1", "evaluation.interval=0"]
     assert main([*run, "trainer.steps=2"]) == 0
-    assert [row["rollout/accuracy"] for row in rows(Path("run/metrics.jsonl")) if row["step"]] == [1.0, 1.0]
+    # Answers that are no number are right, and a step of warm-up teaches few numbers.
+    assert all(row["rollout/accuracy"] > 0.5 for row in rows(Path("run/metrics.jsonl")) if row["step"])
     assert {row["method"] for row in rows(Path("run/predictions_after.jsonl"))} == {"shy"}
     assert main([*run, "trainer.steps=3", "--resume"]) == 0
     for file, key in (("custom_grader.py", "data.grader"), ("custom_method.py", "method.name")):

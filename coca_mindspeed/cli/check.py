@@ -4,6 +4,7 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -101,7 +102,7 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> t
 
     run, file = composed.run, arguments.write
     plan = show_plan_of(composed, arguments.metrics, quiet=arguments.quiet)
-    check_gold_answers(run)
+    check_gold_answers(run, os.environ)
     output = arguments.output or Path("runs") / Path(composed.name).stem
     # The plan alone needs no number of iterations.
     iterations = plan.iterations if file is not None else plan.iterations or 1

@@ -107,8 +107,11 @@ class CustomGrader(TalliedGrader):
             except Exception:  # noqa: BLE001  # of an answer that it cannot read
                 pass
 
-    def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def verdicts(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """Grade answers that are not of the run: they are not counted."""
         return self._grader.grade(records, answers)
+
+    _grade = verdicts
 
     def close(self) -> None:
         self._adapter.close()

@@ -19,6 +19,7 @@ from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_c
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
+from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
 
 Share = Annotated[float, Field(gt=0)]
@@ -106,12 +107,14 @@ class RowGrader:
         """Raise ``GradingError`` for an unknown option, or if something that the grader needs is missing."""
         self._checked = build_grader(settings.grader, settings.grading)
         self._grader = FaultTolerantGrader(self._checked)
-        self._require_evaluated = settings.require_evaluated
+        self._require_evaluated, self._name, self._method = settings.require_evaluated, settings.grader, settings.method
 
     def check(self, name: str, texts: Sequence[Any]) -> None:
         """Check the column ``record`` of the data set ``name``; raises ``DataError`` with the row."""
         rows = enumerate(texts, start=1)
-        self._checked.check([record_of({"record": text}, f"{name}: row {row}") for row, text in rows])
+        records = [record_of({"record": text}, f"{name}: row {row}") for row, text in rows]
+        self._checked.check(records)
+        check_custom_grader(self._checked, self._name, records, self._method)
 
     def grade(self, texts: Sequence[Any], answers: Sequence[str]) -> list[bool | None]:
         """Verdicts on answers to records; None: could not be graded."""

@@ -35,6 +35,7 @@ from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
     HealthWarnings,
+    cut_off,
     gap_metrics,
     rollout_metrics,
     sight_metrics,
@@ -108,6 +109,7 @@ class CocaTrainer(GRPOTrainer):
 
     _tag_names = [*GRPOTrainer._tag_names, "coca"]  # noqa: RUF012  as of GRPOTrainer
     _scored: Scored  # this process's part of the newest rollout
+    _cut_off: torch.Tensor  # bool, which of these responses were cut off
 
     def __init__(
         self,
@@ -225,6 +227,8 @@ class CocaTrainer(GRPOTrainer):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
         self._scored = parsed.scored(correct[rows_of_process(len(ids), self.accelerator.process_index)])
+        ends = [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
+        self._cut_off = cut_off(padded, lengths, self.max_completion_length, ends)
         return verdicts
 
     def _give_credit(self, output: Mapping[str, Any]) -> Credited:
@@ -290,6 +294,8 @@ class CocaTrainer(GRPOTrainer):
         advantages = credited.token_advantages[rows_of_process(len(ids), self.accelerator.process_index)].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
         found = values(rollout_metrics(credited))
+        flags = torch.cat(gather_object([self._cut_off]))
+        found["response/cut_off_share"] = float(flags.double().mean())
         if not self.model.training:
             self._held_out = self._held_out_metrics(scored)
             self._metrics["eval"] |= {name: [value] for name, value in self._held_out.items()}

@@ -29,6 +29,7 @@ from coca_mindspeed.local.run_directory import (
     with_stored,
 )
 from coca_mindspeed.local.validation import RunInputs, load_data, read_warm_up_records
+from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.utils.files import is_hub_id
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def open_run(
             check_template_file(model, config.model, where=where)
         with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
             grader.check([*train, *evaluate])
+            check_custom_grader(grader, config.data.grader, train, config.method)
             from coca_mindspeed.local.run import LocalRun  # torch and transformers take seconds to import
 
             inputs = RunInputs(state, config, grader, train, evaluate, warm_up, digests, model, where, show_progress)

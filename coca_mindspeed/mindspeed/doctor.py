@@ -333,7 +333,8 @@ def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | Non
     names, problem = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or (), ""
     named = (run.data.train, run.data.evaluate) if run.data.grader == "auto" else ()  # each record names a grader
     try:
-        check_verifier(names, run.data.grader, run.data.grader_options, [Path(path) for path in named if path])
+        files = [Path(path) for path in named if path]
+        check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)
     except (CocaError, ImportError) as error:
         problem = str(error)
     shown = f"{', '.join(names)} ({run.data.grader})"

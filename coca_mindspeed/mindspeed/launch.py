@@ -5,6 +5,7 @@ Each node runs the same command; that with ``NODE_RANK`` 0 trains, the others wo
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from coca_mindspeed.mindspeed.start.run_file import (
     write_run_file,
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
+from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
     ending_by_signals,
@@ -79,15 +81,18 @@ def launch(call: Launch) -> int:
     plan = show_plan_of(composed)
     require_nodes("hardware.nodes", composed.run.hardware.nodes, nodes)
     if call.dry_run or nodes.rank:  # the others do so before they start Ray
-        check_gold_answers(composed.run)
-    stages = [] if nodes.rank else _stages(composed.run, plan, call)
-    if nodes.rank == 0 and not stages:
-        say(f"every iteration of {call.directory()} is done")
-        return 0
-    _ask_the_doctor(composed.run, plan, call, overrides)
-    if not call.dry_run:
-        open_log(call.directory(), nodes.rank)
-    return _join_or_train(composed.run, stages, call, nodes)
+        check_gold_answers(composed.run, os.environ)
+    # The other nodes may share the directory.
+    alone = nodes.rank == 0 and not call.dry_run
+    with claim_output(call.directory(), wait=call.resume) if alone else nullcontext():
+        stages = [] if nodes.rank else _stages(composed.run, plan, call)
+        if nodes.rank == 0 and not stages:
+            say(f"every iteration of {call.directory()} is done")
+            return 0
+        _ask_the_doctor(composed.run, plan, call, overrides)
+        if not call.dry_run:
+            open_log(call.directory(), nodes.rank)
+        return _join_or_train(composed.run, stages, call, nodes)
 
 
 def _stages(run: RunConfig, plan: ClusterPlan, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
@@ -138,7 +143,7 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
             show("train", str(file))
             driver.train(training)
             if call.trial:
-                driver.check_trial(files.results)
+                driver.check_trial(files.results, run.rollout.prompts)
     if not call.dry_run:
         say(f"every iteration of {call.directory()} is done")
         if call.trial:

@@ -146,6 +146,17 @@ def _known(value: Any) -> bool:
     return value is not None and not math.isnan(value)
 
 
+def cut_off(token_ids: Tensor, lengths: Tensor, most: int, ends: Sequence[int]) -> Tensor:
+    """Which responses were cut off, bool ``[B]``: they have ``most`` tokens, and the last is none of ``ends``.
+
+    ``token_ids`` is int ``[B, T]``, ``lengths`` int ``[B]``.
+    """
+    if not token_ids.shape[1]:
+        return lengths >= most
+    last = token_ids.gather(1, (lengths.clamp(min=1) - 1)[:, None])[:, 0]
+    return (lengths >= most) & ~sum((last == end for end in ends), start=lengths < 0)
+
+
 def _share(where: Tensor) -> float:
     return float(where.double().mean())
 
@@ -210,6 +221,78 @@ def health_problems(rows: Sequence[Mapping[str, Any]], method: TrainingMethod | 
     return problems
 
 
+LOG_PROB_GAP = "rollout/log_prob_gap"
+#: Nats a token, mean of an iteration.  Two engines in bfloat16 differ by about 0.005 on dense models.
+LARGEST_LOG_PROB_GAP = 0.05
+_FIRST_STEPS = 2  # after which a run warns of what a trial fails by
+_FEW_GROUPS = 8  # in fewer, all rewards may be equal by chance
+
+
+def start_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Find reasons why the first steps (rows of metrics.jsonl) trained nothing, or another model than they sampled.
+
+    Each holds in all rows, but for the gap.  Metrics that are missing, null or NaN are ignored, except a gap that is
+    there and is no number.  Returns text for the user by code: ``invalid``, ``ungradable``, ``cut_off``,
+    ``one_reward``, ``no_gradient`` or ``log_prob_gap``.
+    """
+    rewards = [
+        _mean(rows, f"group/no_{segment}_variance_share") for segment in ("confidence", "answer", "confidence_after")
+    ]
+    defined = [share for share in rewards if not math.isnan(share)]
+    found = {
+        "invalid": (_mean(rows, "rollout/invalid_share") == 1, "no response states a valid confidence"),
+        "ungradable": (_mean(rows, "grading/ungradable_share") == 1, "no answer could be graded (reasons in samples/)"),
+        "cut_off": (
+            _mean(rows, "response/cut_off_share") == 1,
+            "all responses are cut off at rollout.max_new_tokens; increase it",
+        ),
+        "one_reward": (
+            bool(defined) and min(defined) == 1,
+            "in every group all rewards are equal, so all advantages are 0",
+        ),
+        "no_gradient": (_mean(rows, "actor/grad_norm") == 0, "the gradient is 0: nothing is trained"),
+    }
+    problems = {code: text for code, (holds, text) in found.items() if holds}
+    return problems | gap_of_log_probs(rows)
+
+
+def gap_of_log_probs(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """``log_prob_gap`` with its text if the rollout of a row did not sample from the model that is trained."""
+    for row in rows:
+        gap = row.get(LOG_PROB_GAP, 0.0)
+        if gap is None or not gap <= LARGEST_LOG_PROB_GAP:
+            shown = "no number" if gap is None else f"{gap:.3g}"
+            text = (
+                f"{LOG_PROB_GAP} is {shown}, expected at most {LARGEST_LOG_PROB_GAP}: the rollout does not sample "
+                "from the model that is trained"
+            )
+            return {"log_prob_gap": text}
+    return {}
+
+
+class TrialVerdict(NamedTuple):
+    """Texts by code: what a trial fails by, and what it only warns of."""
+
+    failures: dict[str, str]
+    warnings: dict[str, str]
+
+
+def judge_trial(rows: Sequence[Mapping[str, Any]], groups: int, *, warm_up_left_out: bool = False) -> TrialVerdict:
+    """Judge a trial by the metrics of its steps; the codes are those of :func:`start_problems`.
+
+    In fewer than 8 ``groups`` (of all steps together), one reward in each is a warning, with the gradient that is 0
+    by it.  Where a format warm-up was left out, so is that no confidence is valid, with what follows from it.
+    """
+    problems = start_problems(rows)
+    mild: set[str] = set()
+    if "one_reward" in problems and groups < _FEW_GROUPS:
+        mild |= {"one_reward", "no_gradient"}
+    if "invalid" in problems and warm_up_left_out:
+        mild |= {"invalid", "one_reward", "no_gradient"}
+    failures = {code: text for code, text in problems.items() if code not in mild}
+    return TrialVerdict(failures, {code: text for code, text in problems.items() if code in mild})
+
+
 TIMES_ASKED = "rollout/times_asked"  # how often the run has asked a question so far, on average
 _GAP = 0.1
 Z95 = 1.96  # of a 95% interval
@@ -246,7 +329,10 @@ def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 class HealthWarnings:
-    """Warns when a problem appears, and again when it returns after :data:`NO_SIGNAL_STEPS` steps without it."""
+    """Warns when a problem appears, and again when it returns after :data:`NO_SIGNAL_STEPS` steps without it.
+
+    The first steps are judged as those of a trial, and the gap of log-probs in each step.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=NO_SIGNAL_STEPS)
@@ -259,11 +345,13 @@ class HealthWarnings:
         ``method``: see :func:`health_problems`.
         """
         self._recent.append(dict(metrics))
-        if len(self._recent) < NO_SIGNAL_STEPS:
-            return None
-        if Gap.of([metrics], HELD_OUT) is not None:
-            self._gap = gap_problem(list(self._recent))
-        problems = {**health_problems(self._recent, method), **self._gap}
+        problems = gap_of_log_probs([metrics])
+        if len(self._recent) == _FIRST_STEPS:
+            problems |= start_problems(self._recent)
+        if len(self._recent) == NO_SIGNAL_STEPS:
+            if Gap.of([metrics], HELD_OUT) is not None:
+                self._gap = gap_problem(list(self._recent))
+            problems |= health_problems(self._recent, method) | self._gap
         new = [
             text
             for code, text in problems.items()
@@ -272,7 +360,7 @@ class HealthWarnings:
         self._last_seen |= dict.fromkeys(problems, step)
         if not new:
             return None
-        steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
+        steps = f"steps {step - len(self._recent) + 1} to {step}"
         return f"warning: {steps}: {'; '.join(new)} (see docs/training.md)"
 
 

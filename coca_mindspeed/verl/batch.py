@@ -16,6 +16,7 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.scoring.metrics import (
+    WeightedMean,
     confidence_metrics,
     rollout_metrics,
     sight_metrics,
@@ -80,6 +81,7 @@ class ScoredStep:
         broken: groups that lack a response.
         reports: of each response, by the reward manager.
         stage: of the method; None if it has only one.
+        cut_off: share of the responses with the most tokens that there may be; NaN if that is unknown.
     """
 
     credited: Credited
@@ -88,6 +90,7 @@ class ScoredStep:
     broken: int
     reports: Sequence[Mapping[str, Any]]
     stage: int | None
+    cut_off: float = math.nan
 
     def columns(self) -> dict[str, Tensor]:
         """``advantages`` and ``segment_ends`` of all ``rows``; 0 for padding and broken groups."""
@@ -124,11 +127,13 @@ def score_step(
     group: int,
     settings: VerlSettings,
     stage: int,
+    longest: int | None = None,
 ) -> ScoredStep:
     """Compute the advantages of a batch of verl's, of whole groups among P ``prompts`` of G responses (``group``).
 
     ``keys``, ``tags`` and ``rows`` are of its rows, the last as :meth:`.ScoringQueue.score` reports them;
-    ``response_lengths`` is int ``[rows]`` and ``old_log_probs``, for an entropy bonus, float ``[rows, T]``, on the CPU.
+    ``response_lengths`` is int ``[rows]``, at most ``longest`` (None: unknown), and ``old_log_probs``, for an entropy
+    bonus, float ``[rows, T]``, on the CPU.
     Raises TrainingError if more groups are broken than the settings allow, or no answer could be graded.
     """
     groups = find_groups(keys, tags, group, prompts)
@@ -144,7 +149,8 @@ def score_step(
     log_probs = confidence_log_probs(rule, of_rows, scored.segment_ends)
     credited = scored.give_credit(rule, group, log_probs=log_probs, width=int(response_lengths.max()))
     named = stage if len(settings.method.training_method.stages) > 1 else None
-    return ScoredStep(credited, order, len(keys), groups.broken, reports, named)
+    cut_off = math.nan if longest is None else float((response_lengths[order] >= longest).double().mean())
+    return ScoredStep(credited, order, len(keys), groups.broken, reports, named, cut_off)
 
 
 def step_metrics(parts: Sequence[ScoredStep], *, repeated: bool = False) -> dict[str, float]:
@@ -156,7 +162,9 @@ def step_metrics(parts: Sequence[ScoredStep], *, repeated: bool = False) -> dict
     """
     whole, stage = Scored.joined([part.credited.scored for part in parts]), parts[0].stage
     seen = [repeated] * sum(len(part.credited.credit.gesr) for part in parts)
-    means = weighted_means(rollout_metrics(part.credited) for part in parts)
+    cut_off = [WeightedMean(part.cut_off, len(part.order) * (not math.isnan(part.cut_off))) for part in parts]
+    shares = ({"response/cut_off_share": share} for share in cut_off)
+    means = weighted_means([*(rollout_metrics(part.credited) for part in parts), *shares])
     found = values({**means, **confidence_metrics(whole), **sight_metrics(whole, seen)})
     metrics = {name: value for name, value in found.items() if math.isfinite(value)}
     metrics["group/broken"] = float(sum(part.broken for part in parts))

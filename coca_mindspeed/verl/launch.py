@@ -10,6 +10,7 @@ from pathlib import Path
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import show_plan
 from coca_mindspeed.errors import ConfigError, Problem, UsageError
+from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
     ending_by_signals,
@@ -72,15 +73,17 @@ def launch(call: Launch, file: Path) -> int:
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
     overrides = call.on_nodes("trainer.nnodes", nodes, (*_TRIAL, *call.overrides) if call.trial else call.overrides)
-    if nodes.rank == 0:  # other nodes need not see its directory
-        _check_output(output, resume=call.resume)
-    show_plan(make_plan(file, overrides))
     where = _places(output)
-    if not call.dry_run:
-        open_log(output, nodes.rank)
-    if nodes.rank:
-        return join_cluster(nodes, [], dry_run=call.dry_run)  # Ray finds the GPUs or NPUs by itself
     with ExitStack() as cluster:
+        if nodes.rank == 0:  # other nodes need not see its directory
+            if not call.dry_run:
+                cluster.enter_context(claim_output(output, wait=call.resume))
+            _check_output(output, resume=call.resume)
+        show_plan(make_plan(file, overrides))
+        if not call.dry_run:
+            open_log(output, nodes.rank)
+        if nodes.rank:
+            return join_cluster(nodes, [], dry_run=call.dry_run)  # Ray finds the GPUs or NPUs by itself
         if nodes.total > 1:
             if not call.dry_run:
                 require_free_port(nodes)

@@ -43,6 +43,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
+from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
@@ -120,6 +121,7 @@ class SegmentTrainer(PPOTrainer):
                 records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
                 check_prompts(records[what], system_prompt, tokenizer, path, self._settings)
             grader.check([record for each in records.values() for record in each])
+            check_custom_grader(grader, self._settings.grader, records[TRAIN_FILES], self._settings.method)
             plain: Any = OmegaConf.to_container(self.config, resolve=True)
             evaluated = records[VAL_FILES] if VerlRun(plain, self._settings).evaluates else ()
             train, held_out = ([record.question for record in each] for each in (records[TRAIN_FILES], evaluated))
@@ -210,6 +212,7 @@ class SegmentTrainer(PPOTrainer):
             group=self.config.actor_rollout_ref.rollout.n,
             settings=settings,
             stage=settings.stage(self.global_steps, self.total_training_steps),
+            longest=self.config.data.max_response_length,
         )
         columns = step.columns()
         advantages = response_to_nested(columns["advantages"], mask)

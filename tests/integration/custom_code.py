@@ -15,6 +15,6 @@ class Shy(OneReward):
         return outcomes.correct - outcomes.stated.nan_to_num(1.0)
 
 
-def even(record, answer):
-    """Right is every answer to a question with an even gold answer."""
-    return record.answer[-1] in "02468"
+def last_digit(record, answer):
+    """Right is every answer that ends with the digit with which the gold answer ends."""
+    return answer.strip()[-1:] == record.answer[-1]

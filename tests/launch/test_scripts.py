@@ -229,6 +229,22 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
         assert len(list((folder / "run" / "logs").iterdir())) == 1
 
 
+def test_a_second_start_into_one_output_is_refused(stand_in):
+    folder, environment = stand_in
+    output = ["--output", str(folder / "run")]
+    process = subprocess.Popen(["bash", str(SEVEN), *output], env={**os.environ, **environment, "DRIVER_SLEEPS": "1"})
+    try:
+        written(folder / "driver")
+        again = call(SEVEN, *output, **environment)
+        assert again.returncode == 1
+        assert f"--output {folder}/run" in again.stderr
+        assert (folder / "ray").read_text().count("started") == 1
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=300)
+    assert not (folder / "run" / "running.json").exists()
+
+
 @pytest.mark.parametrize("name", ["run", "verl", "convert_weights"])
 def test_help_is_printed_whatever_else_is_typed_before_it(name):
     shown = call(ROOT / "launch" / f"{name}.sh", "--resume", "a.b=1", "--help")

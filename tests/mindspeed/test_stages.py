@@ -247,7 +247,9 @@ def test_the_reward_stage(monkeypatch, required):
     """A restated question earns nothing in training, where that is required; in a validation it is right."""
     records = [Record("0", "d", "math", "Compute 1+1=", "2", metadata={"grader": "math"})]
     for name, stub in {
-        "process_settings": lambda: SimpleNamespace(coca=CocaSettings(require_evaluated=required)),
+        "process_settings": lambda: SimpleNamespace(
+            coca=CocaSettings(require_evaluated=required), max_new_tokens=len(texts[1])
+        ),
         "build_verifier": lambda *_: Lenient(),
         "token_text": lambda *_: TokenText([bytes([byte]) for byte in range(256)]),
         "read_run_records": lambda *_: records,
@@ -266,9 +268,13 @@ def test_the_reward_stage(monkeypatch, required):
     filled = FakeDock(rows=3, group=3)
     filled.put_experience.remote(given, [0, 1, 2])
     worker = RewardWorker()
-    worker.initialize(megatron, rl_config, SimpleNamespace(tokenizer=None))
+    worker.initialize(megatron, rl_config, SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=ord("2"))))
     worker.init_transfer_dock(filled)
     worker.compute_rm_score()
+
+    # Of the two with the most tokens, one ends by itself.
+    shares = {name: sum(values) for name, values in filled.metrics.items() if name.startswith("response/cut_off_share")}
+    assert divide_ratios(shares) == {"response/cut_off_share": 1 / 3}
 
     def written(column):
         return [float(filled.data[column][row]) for row in range(3)]

@@ -6,9 +6,18 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, BestValue, HealthWarnings, gap_problem, health_problems
+from coca_mindspeed.scoring.metrics import (
+    NO_SIGNAL_STEPS,
+    BestValue,
+    HealthWarnings,
+    cut_off,
+    gap_problem,
+    health_problems,
+    judge_trial,
+)
 
 NAMES = {
     "invalid": "rollout/invalid_share",
@@ -136,6 +145,59 @@ def test_a_confidence_that_becomes_one_number_is_seen_before_its_rewards_are_equ
     assert all(steps[0] + 4 <= steps[1] for steps in equal)
 
 
+INVALID, EQUAL = {"rollout/invalid_share": 1.0}, dict.fromkeys((NAMES["confidence"], NAMES["answer"]), 1.0)
+NO_GRADIENT, GAP = {"actor/grad_norm": 0.0}, "rollout/log_prob_gap"
+WELL = HEALTHY | {"actor/grad_norm": 0.3, GAP: 0.004}
+
+
+@pytest.mark.parametrize(
+    ("steps", "groups", "failures", "warnings"),
+    [
+        ([{}, {}], 8, [], []),
+        ([INVALID, INVALID], 8, ["invalid"], []),
+        ([INVALID, {"rollout/invalid_share": 0.99}], 8, [], []),
+        ([{"grading/ungradable_share": 1.0}] * 2, 8, ["ungradable"], []),
+        ([{"response/cut_off_share": 1.0}] * 2, 8, ["cut_off"], []),
+        ([NO_GRADIENT, NO_GRADIENT], 8, ["no_gradient"], []),
+        ([NO_GRADIENT, {}], 8, [], []),
+        ([NO_GRADIENT, NO_GRADIENT], 4, ["no_gradient"], []),
+        ([EQUAL, EQUAL], 8, ["one_reward"], []),
+        ([EQUAL | NO_GRADIENT] * 2, 8, ["one_reward", "no_gradient"], []),
+        ([EQUAL | NO_GRADIENT] * 2, 7, [], ["one_reward", "no_gradient"]),
+        ([{NAMES["answer"]: 1.0}] * 2, 8, [], []),  # the confidences still learn
+        ([{NAMES["answer"]: 1.0, NAMES["confidence"]: None}] * 2, 8, ["one_reward"], []),  # rlvr
+        ([{GAP: 0.05}, {}], 8, [], []),
+        ([{}, {GAP: 0.17}], 8, ["log_prob_gap"], []),
+        ([{GAP: None}, {}], 8, ["log_prob_gap"], []),
+        ([INVALID | EQUAL | NO_GRADIENT | {"response/cut_off_share": 1.0}] * 2, 16,
+         ["invalid", "cut_off", "one_reward", "no_gradient"], []),
+    ],
+)  # fmt: skip
+def test_what_a_trial_fails_by(steps, groups, failures, warnings):
+    verdict = judge_trial([WELL | step for step in steps], groups)
+    assert (list(verdict.failures), list(verdict.warnings)) == (failures, warnings)
+
+
+def test_a_format_warm_up_that_a_trial_leaves_out_softens_its_verdict():
+    rows = [WELL | INVALID | EQUAL | NO_GRADIENT] * 2
+    verdict = judge_trial(rows, 16, warm_up_left_out=True)
+    assert (verdict.failures, list(verdict.warnings)) == ({}, ["invalid", "one_reward", "no_gradient"])
+    cut = [row | {"response/cut_off_share": 1.0} for row in rows]
+    assert list(judge_trial(cut, 16, warm_up_left_out=True).failures) == ["cut_off"]
+
+
+def test_the_gap_of_log_probs_is_warned_of_all_along():
+    health, course = HealthWarnings(), [0.17] * 3 + [0.001] * 10 + [0.06, 0.001]
+    said = [step for step, gap in enumerate(course, start=1) if health.after_step(step, WELL | {GAP: gap})]
+    assert said == [1, 14]
+
+
+def test_responses_that_were_cut_off():
+    ids, lengths = torch.tensor([[5, 6, 7], [5, 6, 2], [5, 2, 0], [0, 0, 0]]), torch.tensor([3, 3, 2, 0])
+    assert cut_off(ids, lengths, 3, [2]).tolist() == [True, False, False, False]
+    assert cut_off(ids[:, :0], torch.zeros(4, dtype=torch.int64), 3, [2]).tolist() == [False] * 4
+
+
 def warned(course, problem="ungradable"):
     """The steps at which a run with such shares of one problem, step by step, warns."""
     health = HealthWarnings()
@@ -145,11 +207,14 @@ def warned(course, problem="ungradable"):
 @pytest.mark.parametrize(
     ("course", "steps"),
     [
-        ([1.0] * 4, []),
-        ([1.0] * 20, [5]),
+        ([0.9] * 4, []),
+        ([0.9] * 20, [5]),
+        ([1.0] * 2, [2]),  # the first steps are judged as a trial
+        ([1.0] * 20, [2]),
+        ([0.9, 1.0, 1.0, 1.0, 0.0], [5]),
         ([0.0] * 10 + [1.0] * 10, [11]),
         # Seen until step 14, while a bad step is among the last five; gone; back at step 31.
-        ([1.0] * 10 + [0.0] * 20 + [1.0] * 10, [5, 31]),
+        ([0.9] * 10 + [0.0] * 20 + [1.0] * 10, [5, 31]),
         # On the threshold, now above and now below it: said once.
         ([0.06] * 10 + [0.04, 0.06] * 20, [5]),
     ],

@@ -19,9 +19,11 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report, score_columns
+from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
+from coca_mindspeed.scoring.metrics import cut_off
 from coca_mindspeed.scoring.responses import held_out_predictions, response_scorer
 from coca_mindspeed.scoring.rollout import Graded, Sampled
 from coca_mindspeed.utils.tokenization import token_text
@@ -42,6 +44,7 @@ class RewardWorker:
         """
         try:
             self._settings = settings = process_settings().coca
+            self._longest, self._eos = process_settings().max_new_tokens, tokenizer.tokenizer.eos_token_id
             self._rl_config, self._node, self._global_batch_size = rl_config, dp_rank, megatron_config.global_batch_size
             self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
             text = token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0))
@@ -84,6 +87,7 @@ class RewardWorker:
                     "start_time/rule_reward": [round(start, 4)],
                     "end_time/rule_reward": [round(end, 4)],
                     "seconds/grading": [graded.grading_seconds],
+                    **{name: [value] for name, value in self._cut_off(rows).items()},
                 },
             )
 
@@ -107,6 +111,14 @@ class RewardWorker:
         token_ids = rows.padded("responses").to(torch.int64)
         sampled = Sampled(token_ids=token_ids, lengths=rows.scalars("response_length").to(torch.int64))
         return self._scorer(sampled, [records[index] for index in rows.scalars(RECORD).tolist()])
+
+    def _cut_off(self, rows: Rows) -> dict[str, float]:
+        """The share of cut off responses; nothing if the longest response is unknown."""
+        if self._longest is None:
+            return {}
+        lengths = rows.scalars("response_length").to(torch.int64)
+        number = int(cut_off(rows.padded("responses").to(torch.int64), lengths, self._longest, [self._eos]).sum())
+        return ratio("response/cut_off_share", number, len(lengths))
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
         from mindspeed_rl.utils.utils import get_current_dp_range_indexes, get_node_nums

@@ -35,7 +35,6 @@ from coca_mindspeed.errors import (
     Problem,
     TrainingError,
     raise_problems,
-    show_value,
 )
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import needs_reference, split_config
@@ -56,14 +55,15 @@ from coca_mindspeed.mindspeed.start.records import (
     record_files,
     with_digests,
 )
-from coca_mindspeed.mindspeed.start.verifiers import check_verifier
+from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
+from coca_mindspeed.scoring.metrics import LARGEST_LOG_PROB_GAP, LOG_PROB_GAP, judge_trial
 from coca_mindspeed.upstream.launch import ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
-from coca_mindspeed.utils.json_files import read_steps
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.json_files import read_json_lines, read_steps
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 #: Environment variable -> a package that its checkout must hold.
 CHECKOUTS = {
@@ -89,9 +89,7 @@ _TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph
 )
 _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n\s+(\S.*)')  # of a traceback: file, line, source line
-#: Nats a token, mean of an iteration.  Two engines in bfloat16 differ by about 0.005 on dense models.
-LARGEST_LOG_PROB_GAP = 0.05
-_GAP = "rollout/log_prob_gap"
+_SHOWN, _WIDTH = 3, 600  # responses that a trial shows, and characters of each
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
@@ -150,6 +148,7 @@ def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: M
         import_paths=(*others, root),
         release=matching_manifest(root).release,
         reference=needs_reference(config),
+        max_new_tokens=value_of(config, "generate_config.sampling_config.max_tokens"),
         cpu_shim=os.environ.get(CPU_SHIM),
     )
 
@@ -210,7 +209,7 @@ def runtime_environment(
     }
 
 
-def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
+def check_inputs(settings: CocaSettings, config: DictConfig, environment: Mapping[str, str]) -> CocaSettings:
     """Check the method, graders, records and prompts before any NPU is held; return the settings with SHA-256."""
     from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
@@ -222,7 +221,10 @@ def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     held_out = None if settings.eval_data is None else str(settings.eval_data)
     raise_problems(list(same_file("actor_config.data_path", data_path, "coca.eval_data", held_out, without)))
     settings = with_digests(settings, files)
-    check_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
+    names = list(config.rl_config.verifier_function)
+    check_verifier(names, settings.grader, settings.grading, files, settings.method)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    try_verifiers(values, files, settings.method, environment, starts=True)
     if tokenizer is not None:
         longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
         check_prompts_of_files(Path(tokenizer), files, settings, longest)
@@ -323,7 +325,7 @@ def prepare(composed: DictConfig, environment: Mapping[str, str]) -> Training:
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_model(config)
     check_weights(config, reference=process.reference)
-    process = process.model_copy(update={"coca": check_inputs(settings, config)})
+    process = process.model_copy(update={"coca": check_inputs(settings, config, environment)})
     variables = worker_variables(process, config, environment)
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):
@@ -355,26 +357,36 @@ def train(
         ray.shutdown()
 
 
-def check_trial(results: Path) -> None:
-    """Check that the rollout of a trial sampled from the model that is trained; ``results`` is ``stageN``.
+def sample_rows(results: Path) -> list[dict[str, Any]]:
+    """The responses that the iterations of a stage have dumped, the first of each prompt."""
+    files = sorted((results / "samples").glob("*.jsonl"))
+    rows = [row for file in files for _, row in read_json_lines(file)]
+    return list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
 
-    It is not measured at temperatures other than 1, nor without ``coca.rollout_log_probs``.  Raises TrainingError if an
-    iteration's mean gap of log-probs exceeds :data:`LARGEST_LOG_PROB_GAP`, or is no number.
+
+def check_trial(results: Path, prompts: int) -> None:
+    """Show three responses of a trial in ``results`` (``stageN``), and judge its iterations of ``prompts`` groups.
+
+    The gap of log-probs is not measured at temperatures other than 1, nor without ``coca.rollout_log_probs``.  Raises
+    TrainingError for each reason of :func:`.judge_trial`.
     """
     metrics = results / METRICS
     rows = read_steps(metrics) if metrics.is_file() else []
-    gaps = {row["step"]: row[_GAP] for row in rows if _GAP in row}
-    for iteration, gap in gaps.items():
-        if gap is None or not gap <= LARGEST_LOG_PROB_GAP:
-            raise TrainingError(
-                f"{metrics}: {_GAP}={show_value(gap)} in iteration {iteration}, expected at most "
-                f"{LARGEST_LOG_PROB_GAP}: the rollout does not sample from the model that is trained. Check that "
-                "model.megatron_path was converted from model.path, and what docs/ascend.md (5. Trial) lists"
-            )
-    largest = (
-        f"{max(gaps.values()):.2g}, at most {LARGEST_LOG_PROB_GAP}" if gaps else "not measured at this temperature"
-    )
-    print(f"coca-mindspeed: {_GAP}: {largest}", flush=True)
+    for row in sample_rows(results)[:_SHOWN]:
+        graded = {True: "right", False: "wrong"}.get(row["correct"], "not graded")
+        confidence = "invalid" if row["confidence"] is None else row["confidence"]
+        print(f"coca-mindspeed: {graded}, confidence {confidence}: {row['response']!r:.{_WIDTH}}", flush=True)
+    # A format warm-up belongs to the local engine: a cluster run with one is refused.
+    verdict = judge_trial(rows, prompts * len(rows))
+    for code, text in verdict.warnings.items():
+        print(f"coca-mindspeed: warning: {text} [{code}]", flush=True)
+    if verdict.failures:
+        lines = [f"{text} [{code}]" for code, text in verdict.failures.items()]
+        hint = "; see docs/ascend.md (5. Trial)"
+        raise TrainingError("\n".join([f"{metrics}: the trial failed:", *lines]) + hint)
+    gaps = [row[LOG_PROB_GAP] for row in rows if LOG_PROB_GAP in row]
+    largest = f"{max(gaps):.2g}, at most {LARGEST_LOG_PROB_GAP}" if gaps else "not measured at this temperature"
+    print(f"coca-mindspeed: {LOG_PROB_GAP}: {largest}", flush=True)
 
 
 def resume_hint(config: DictConfig) -> str:

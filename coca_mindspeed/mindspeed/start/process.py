@@ -108,6 +108,7 @@ class ProcessSettings(EngineSection):
     import_paths: tuple[Path, ...]
     release: str
     reference: bool = Field(description="whether a KL term, and so a reference model, is asked for")
+    max_new_tokens: int | None = Field(None, description="of a response; null: unknown")
     cpu_shim: str | None = Field(None, description="module that stands in for NPUs")
 
     @classmethod

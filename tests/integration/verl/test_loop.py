@@ -200,17 +200,16 @@ def test_a_grader_and_a_method_of_ones_own_reach_every_worker(warm, tmp_path):
     keys = {
         STEPS: 1,
         "coca__method": {"name": f"{custom_code.__file__}:Shy"},
-        "coca__grader": f"{custom_code.__file__}:even",
+        "coca__grader": f"{custom_code.__file__}:last_digit",
     }
     finished(tiny.configuration(warm, run, **keys), **BY_TURNS)
     rows = loop.rollouts(run, 1)
     assert {row["verdict"] for row in rows} == {"right", "wrong"}
     for row in rows:
-        assert (row["verdict"] == "right") == (row["gold"][-1] in "02468")
-    # All rewards of a group are its verdict less 0.1 to 0.8: deviation .245, mean .45.
-    advantages = [(0.45 - row["confidence"]) / 0.2449490 for row in rows]
-    for segment in ("confidence", "answer"):
-        assert [row[f"{segment}_advantage"] for row in rows] == pytest.approx(advantages, abs=1e-4)
+        assert (row["verdict"] == "right") == (row["response"].rstrip()[-1:] == row["gold"][-1])
+    assert any(row["answer_advantage"] for row in rows)
+    confidence, answer = ([row[f"{segment}_advantage"] for row in rows] for segment in ("confidence", "answer"))
+    assert confidence == pytest.approx(answer, abs=1e-4)  # one reward
 
 
 @pytest.mark.parametrize("name", ["rlcr", "dcpo", "caliber"])
