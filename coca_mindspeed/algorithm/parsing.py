@@ -37,6 +37,9 @@ CONFIDENCE_TWICE_PROMPT = (
     "<confidence> confidence level here </confidence> answer here <confidence> confidence level here </confidence>"
 )
 MATH_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
+#: After a question whose record names no instruction.  Code has its benchmark's instruction in its metadata.
+CATEGORY_INSTRUCTIONS = {"math": MATH_INSTRUCTION, "factual": SHORT_ANSWER}
 
 ConfidencePosition = Literal["first", "last", "both"]
 #: Segments of a response, in the order in which they are written; each has an advantage of its own.

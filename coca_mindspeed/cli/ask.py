@@ -4,34 +4,33 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
-from coca_mindspeed.algorithm.methods import METHODS, MethodSettings
+from coca_mindspeed.algorithm.methods import METHODS, MethodSettings, TrainingMethod
+from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
+from coca_mindspeed.cli.trained_prompt import FORM_HELP, require_trained_prompt, trained_prompt_of
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.config.values import checked_method
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import CocaError, ConfigError, UsageError, validation_problems
+from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean
+from coca_mindspeed.evaluation.predictions import CATEGORIES
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import one_line, print_text, without_password
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import is_ours, model_of
 from coca_mindspeed.utils.files import is_hub_id
-from coca_mindspeed.utils.json_files import read_object, to_json_line
+from coca_mindspeed.utils.json_files import to_json_line
 from coca_mindspeed.utils.packages import require
 
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy
-
-#: File of an exported model with the method and the instruction that it was trained with.
-PROMPT_FILE = "coca_prompt.json"
 
 
 class Reply(NamedTuple):
@@ -56,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--samples", type=at_least(1), default=1, metavar="N", help="responses to each question (default: 1)")
     option("--json", action="store_true", help="print JSON Lines")
     option("--method", choices=tuple(METHODS), help="whose prompt is sent (default: that of the run, or coca)")
-    category = "its instruction follows the question (default: that of the run's questions, or factual)"
-    option("--category", choices=("math", "code", "factual"), help=category)
+    category = "its instruction follows the question (default: the only one that was trained, or factual)"
+    option("--category", metavar="NAME", help=category)
     option("--instruction", metavar="TEXT", help="follows each question instead; '' for none")
+    option("--form", type=Path, metavar="DIR", help=f"with a URL: {FORM_HELP}")
     option("--max-tokens", type=at_least(1), metavar="N", help="longest response (default: the run's, or 512)")
     option("--temperature", type=above(0), default=1.0, metavar="T", help="of sampling (default: 1.0)")
     option("--seed", type=at_least(0), default=0, metavar="N", help="of sampling (default: 0)")
@@ -78,15 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
         replies = _ask_server(arguments, questions)
         missing = "serve a model that was trained to state its confidence, or read the field `coca` of a coca-router"
     else:
-        path, config, instruction = _model(arguments)
+        if arguments.form is not None:
+            raise UsageError("--form: is for a URL; MODEL's own is used")
+        path, config, prompt = _model(arguments)
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device
 
-        records = [_record(each, instruction) for each in questions]
-        _check_context(path, config, records)
+        records = [prompt.record(question) for question in questions]
+        _check_context(path, config, records, prompt.system_prompt)
         print_text(f"loading {path}", sys.stderr)
         policy = load_policy(path, config.model, choose_device(arguments.device, where="--device"), where="MODEL")
-        replies = ask(policy, config, records, arguments.samples)
+        replies = ask(policy, config, records, prompt.system_prompt, arguments.samples)
         missing = (
             "train it first, with a format warm-up: coca-mindspeed train laptop model.path=DIR ... (docs/quickstart.md)"
         )
@@ -112,26 +114,45 @@ def _questions(given: Sequence[str]) -> Iterator[str]:
                 raise UsageError("QUESTION: expected text, found an empty one")
 
 
-def _check_context(path: Path, config: RunConfig, records: Sequence[Record]) -> None:
+def _check_context(path: Path, config: RunConfig, records: Sequence[Record], system_prompt: str | None) -> None:
     """Refuse prompts that do not fit, with the longest response, into the context of the model in ``path``."""
     from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
     from coca_mindspeed.local.validation import LengthLimits, check_lengths
 
-    system_prompt = config.method.training_method.system_prompt
     tokenizer = load_model_tokenizer(path, config.model, where="MODEL")
     architecture = read_model_config(path, config.model, where="MODEL")
     limits = LengthLimits(sys.maxsize, config.rollout.max_new_tokens, "QUESTION", "--max-tokens")
     check_lengths(tokenizer, architecture, records, system_prompt, limits, f"MODEL={path}", show_progress=False)
 
 
-def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples: int) -> list[Reply]:
+@dataclass(frozen=True)
+class _Prompt:
+    """What surrounds each question."""
+
+    system_prompt: str | None
+    instruction: str
+
+    def record(self, question: str) -> Record:
+        return Record("asked", "asked", "asked", question, "", metadata={"instruction": self.instruction})
+
+
+def ask(
+    policy: "Policy", config: RunConfig, records: Sequence[Record], system_prompt: str | None, samples: int
+) -> list[Reply]:
     """Sample ``samples`` responses to each record and read their confidences."""
-    from coca_mindspeed.local.respond import respond
+    from coca_mindspeed.local.sampler import sample_responses
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.scoring.rollout import number_or_none
 
-    draw = generator(policy.device, config.seed, "ask")
-    rollout = respond(policy, records, config.method, config.rollout, draw, samples)
+    rollout = sample_responses(
+        policy,
+        policy.encode_prompts(records, system_prompt),
+        group_size=samples,
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        generator=generator(policy.device, config.seed, "ask"),
+        batch_responses=config.rollout.batch_responses,
+    )
     parsed = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
     stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
@@ -139,20 +160,26 @@ def ask(policy: "Policy", config: RunConfig, records: Sequence[Record], samples:
     return [Reply(question, confidence, answer.strip(), text) for question, confidence, answer, text in rows]
 
 
-def _typed_instruction(arguments: argparse.Namespace) -> dict[str, str]:
-    given = {"category": arguments.category, "instruction": arguments.instruction}
-    return {name: value for name, value in given.items() if value is not None}
+def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method: TrainingMethod) -> _Prompt:
+    """The prompt of the command line, and of ``trained`` where that says nothing; ``method`` reads the responses."""
+    form, category = None if trained is None else trained.form, arguments.category
+    is_trained = trained is not None and trained.method in (None, method.name)
+    system_prompt = form.system_prompt if form is not None and is_trained else method.system_prompt
+    if arguments.instruction is not None:
+        return _Prompt(system_prompt, arguments.instruction)
+    if form is not None and form.instructions and (category is None or category in form.instructions):
+        return _Prompt(system_prompt, form.instructions[form.category(category, key="--category")] or "")
+    if category is not None and category not in CATEGORIES:
+        named = {**dict.fromkeys(CATEGORIES), **(form.instructions if form else {})}
+        raise UsageError(f"--category {category}: expected one of {', '.join(named)}{did_you_mean(category, named)}")
+    if form is not None and form.instructions:
+        trained_with = ", ".join(form.instructions)
+        print_text(f"warning: --category {category}: the model was trained with {trained_with}", sys.stderr)
+    return _Prompt(system_prompt, CATEGORY_INSTRUCTIONS.get(category or "factual", ""))
 
 
-def _record(question: str, instruction: Mapping[str, Any]) -> Record:
-    category, metadata = instruction.get("category", "factual"), {}
-    if instruction.get("instruction") is not None:
-        metadata["instruction"] = instruction["instruction"]
-    return Record("asked", "asked", category, question, "", metadata=metadata)
-
-
-def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str, Any]]:
-    """Directory, configuration and instruction of a model, by the run or the export that it belongs to, if any."""
+def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, _Prompt]:
+    """Directory, configuration and prompt of a model, by the run or the export that it belongs to, if any."""
     path = Path(arguments.model)
     if is_hub_id(arguments.model) and not path.exists():
         from coca_mindspeed.local.model_files import download_model
@@ -163,23 +190,32 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
         expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"
         raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
-    known: Mapping[str, Any] = {}
     config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
+    limit = config.rollout.max_new_tokens
     if path.name in ("model", BEST_MODEL) and is_ours(path.parent, "run"):
         config = compose_run(str(path.parent / "config.yaml")).run
         if not arguments.trust_remote_code:
             refuse_code(path.parent, config, uses_method=arguments.method is None)
-        known = prompt_of(config)
-    elif (path / PROMPT_FILE).is_file():
-        known = _read_prompt(path / PROMPT_FILE)
-        config = _with_method(config, known["method"])
-    limit = arguments.max_tokens or known.get("max_new_tokens", config.rollout.max_new_tokens)
-    rollout: dict[str, Any] = {"temperature": arguments.temperature, "max_new_tokens": limit}
-    changes = _typed_instruction(arguments)
-    if "category" in changes:
-        known = {}
+        limit = config.rollout.max_new_tokens
+        trained = trained_prompt_of(path, custom_code=arguments.trust_remote_code)
+    elif (trained := trained_prompt_of(path)) is not None:
+        limit = trained.max_new_tokens
+        if trained.method is not None:
+            config = _with_method(
+                config,
+                name=trained.method,
+                confidence_decimals=trained.form.decimals,
+                max_confidence_tokens=trained.max_confidence_tokens,
+            )
+        elif arguments.method is None:
+            reason = "was trained by a method of its author's own; name one with the same responses by --method"
+            raise ConfigError(f"{arguments.model}: {reason}")
     if arguments.method is not None:
-        config = _with_method(config, {"name": arguments.method})
+        config = _with_method(config, name=arguments.method)
+    rollout: dict[str, Any] = {
+        "temperature": arguments.temperature,
+        "max_new_tokens": arguments.max_tokens or limit,
+    }
     model = ModelConfig(
         path=str(path),
         compute_dtype=config.model.compute_dtype,
@@ -193,7 +229,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, Mapping[str,
         "rollout": config.rollout.model_copy(update=rollout),
         "seed": arguments.seed,
     }
-    return path, config.model_copy(update=updated), {**known, **changes}
+    prompt = _prompt(arguments, trained, config.method.training_method)
+    return path, config.model_copy(update=updated), prompt
 
 
 def refuse_code(directory: Path, config: RunConfig, *, uses_method: bool) -> None:
@@ -207,40 +244,9 @@ def refuse_code(directory: Path, config: RunConfig, *, uses_method: bool) -> Non
         )
 
 
-def _with_method(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+def _with_method(config: RunConfig, **changes: Any) -> RunConfig:
     common = {field.name: getattr(config.method, field.name) for field in fields(MethodSettings)}
     return config.model_copy(update={"method": checked_method({**common, **changes})})
-
-
-def _read_prompt(file: Path) -> dict[str, Any]:
-    """The content of :data:`PROMPT_FILE`; a file from elsewhere names one of our methods, and never code."""
-    known = read_object(file)
-    method, limit = known.get("method"), known.get("max_new_tokens")
-    if not isinstance(method, dict) or method.get("name") not in METHODS or type(limit) is not int or limit < 1:
-        expected = f"a method of ours ({', '.join(METHODS)}) and max_new_tokens from 1"
-        raise ConfigError(f"{file}: expected {expected}, found {known!r:.200}; remove the file, and give --method")
-    try:
-        checked_method(method)
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {validation_problems(error)[0]}; remove the file, and give --method") from error
-    return known
-
-
-def prompt_of(config: RunConfig) -> dict[str, Any]:
-    """Return the prompt of a run's model and the format of its responses: the content of :data:`PROMPT_FILE`.
-
-    Category and instruction are those of the first training question; without its file they are left out.
-    """
-    from coca_mindspeed.local.validation import load_data
-
-    method = {name: getattr(config.method, name) for name in ("name", "confidence_decimals", "max_confidence_tokens")}
-    known = {"method": method, "max_new_tokens": config.rollout.max_new_tokens}
-    small = config.data.model_copy(update={"train_size": 1, "evaluate": None, "evaluate_size": 1})
-    try:
-        first = load_data(small)[0][0]
-    except CocaError:  # the file is gone, or a package that reads it is not installed
-        return known
-    return {**known, "category": first.category, "instruction": first.metadata.get("instruction")}
 
 
 def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list[Reply]:
@@ -248,8 +254,9 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
     from coca_mindspeed.algorithm.parsing import ResponseParser
     from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 
-    method = METHODS[arguments.method or "coca"]
-    instruction = _typed_instruction(arguments)
+    trained = None if arguments.form is None else require_trained_prompt(arguments.form, "--form")
+    method = METHODS[arguments.method or (trained and trained.method) or "coca"]
+    prompt = _prompt(arguments, trained, method)
     options: dict[str, Any] = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens or 512}
     if arguments.chat_template_kwargs:
         options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
@@ -262,7 +269,7 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
                 raise UsageError(f"{without_password(arguments.model)}: lists no models; name one by --name")
 
             async def one(question: str, sample: int) -> tuple[str, str]:
-                messages = prompt_messages(_record(question, instruction), method.system_prompt)
+                messages = prompt_messages(prompt.record(question), prompt.system_prompt)
                 request = {"model": name, "messages": messages, "seed": arguments.seed + sample, **options}
                 return question, (await client.complete(request)).text
 
@@ -272,6 +279,7 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
         finally:
             await client.close()
 
-    parse = ResponseParser(method.confidence_position)
+    decimals = None if trained is None else trained.form.decimals
+    parse = ResponseParser(method.confidence_position, decimals)
     found = [(question, text, parse(text)) for question, text in asyncio.run(ask_all())]
     return [Reply(question, parsed.confidence, parsed.answer.strip(), text) for question, text, parsed in found]

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.cli.ask import PROMPT_FILE, prompt_of, refuse_code
+from coca_mindspeed.cli.ask import refuse_code
 from coca_mindspeed.cli.options import place
+from coca_mindspeed.cli.trained_prompt import trained_prompt_of
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.prompt_form import PROMPT_FILE, PromptForm
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
@@ -54,13 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_code(source, config, uses_method=True)
     with output_directory(output, arguments.overwrite, "model") as directory:
         shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
-        if not is_custom(config.method.name):  # its code is not exported
-            write_json(directory / PROMPT_FILE, prompt_of(config))
+        prompt = trained_prompt_of(model, custom_code=arguments.trust_remote_code)
+        if prompt is not None:  # None: an earlier version's run, by a method of its author's own
+            write_json(directory / PROMPT_FILE, prompt.model_dump(mode="json"))
         if arguments.card:
+            assert prompt is not None  # the author's own method is trusted for a card
             summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
             if arguments.best:
                 summary = {**summary, "after": _scores_of_best(source, config.evaluation, summary["after"]["n"])}
-            write_atomically(directory / "README.md", model_card(output.name, config, summary, marker))
+            write_atomically(directory / "README.md", model_card(output.name, config, prompt.form, summary, marker))
     print(f"model: {output}")
     return 0
 
@@ -73,11 +77,14 @@ def _scores_of_best(source: Path, evaluation: EvaluationConfig, most: int) -> di
     return {**{name: row.get(f"eval/{name}") for name in HEADLINE}, "n": asked}
 
 
-def model_card(name: str, config: RunConfig, summary: Mapping[str, Any], marker: Mapping[str, Any]) -> str:
-    """The model card of a local run, from its configuration, ``summary.json`` and marker."""
+def model_card(
+    name: str, config: RunConfig, form: PromptForm, summary: Mapping[str, Any], marker: Mapping[str, Any]
+) -> str:
+    """The model card of a local run, from its configuration, the form of its prompts, ``summary.json`` and marker."""
     method = config.method.training_method
     position = method.confidence_position
     example, where = _EXAMPLES[position]
+    decimals = "" if form.decimals is None else f", decimals={form.decimals}"
     path = config.model.path
     on_hub = path is not None and is_hub_id(path)
     base = "the built-in tiny model" if path is None else one_line(path if on_hub else Path(path).name)
@@ -107,12 +114,7 @@ right {where} it answers.
 
 ## Confidence
 
-Send this system prompt, at temperature {config.rollout.temperature:g}:
-
-```text
-{method.system_prompt}
-```
-
+{_prompt_section(form, config.rollout.temperature)}
 A response states the probability that its answer is right {where} the answer, as one number from 0 to 1:
 `{example}`. A response without a valid number has no confidence; treat it as a refusal,
 not as 0 or 1. To read it:
@@ -120,21 +122,14 @@ not as 0 or 1. To read it:
 ```python
 from coca_mindspeed import parse_response
 
-parsed = parse_response({example!r}, position={position!r})
+parsed = parse_response({example!r}, position={position!r}{decimals})
 print(parsed.confidence, parsed.answer)
 ```
 
-To get one, with this folder as `MODEL`:
+To get one, in this folder:
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)
-messages = [{{"role": "system", "content": SYSTEM_PROMPT}}, {{"role": "user", "content": "What is 6 x 7?"}}]
-prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-tokens = model.generate(**prompt, do_sample=True, temperature={config.rollout.temperature:g}, max_new_tokens=256)
-print(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
-```
+{_code(form, config.rollout.temperature)}```
 
 Accept an answer if its confidence is at least a threshold that was chosen on your own questions
 (`coca-mindspeed evaluate` suggests one, `coca-router calibrate --risk` certifies one).
@@ -156,6 +151,38 @@ tokens until the confidence is complete. --: undefined.
 - One run with seed {config.seed}: figures vary between seeds, and with {summary["after"]["n"]} questions within the
   intervals that `coca-mindspeed evaluate` prints.
 - The base model's licence and limits apply.
+"""
+
+
+def _prompt_section(form: PromptForm, temperature: float) -> str:
+    system = f"Send this system prompt, at temperature {temperature:g}:\n\n```text\n{form.system_prompt}\n```\n"
+    text = system if form.system_prompt else f"Send no system prompt, at temperature {temperature:g}.\n"
+    for category, instruction in form.instructions.items():
+        if instruction:
+            text += f"\nAppend this to a question of category `{one_line(category)}`:\n\n```text\n{instruction}\n```\n"
+        elif instruction is None:
+            text += f"\nIn training, each question of category `{one_line(category)}` ended with an instruction.\n"
+    return f"{text}\n`{PROMPT_FILE}` holds the same for programs, and `coca-router` and `coca-mindspeed ask` read it.\n"
+
+
+def _code(form: PromptForm, temperature: float) -> str:
+    """Python that asks the model in the form of a prompt of its training."""
+    category = next((name for name, text in form.instructions.items() if text is not None), None)
+    instruction = "" if category is None else f' + form["instructions"][{category!r}]'
+    system = '{"role": "system", "content": form["system_prompt"]}, ' if form.system_prompt else ""
+    return f"""import json
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")
+with open({PROMPT_FILE!r}, encoding="utf-8") as file:
+    form = json.load(file)["form"]
+question = "What is 6 x 7?"{instruction}
+messages = [{system}{{"role": "user", "content": question}}]
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+asked = {{name: prompt[name] for name in ("input_ids", "attention_mask")}}
+tokens = model.generate(**asked, do_sample=True, temperature={temperature:g}, max_new_tokens=256)
+print(tokenizer.decode(tokens[0, asked["input_ids"].shape[1] :], skip_special_tokens=True))
 """
 
 

@@ -1,60 +1,95 @@
 """From records to chat messages and token ids; variables, date and checks of a chat template."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 import jinja2
 
-from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION, OPEN_TAG
+from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS, OPEN_TAG
+from coca_mindspeed.config.prompt_form import PromptForm, instruction_text, join_system
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.json_files import LONE_SURROGATE
 
 _BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
-SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
-# Code has its benchmark's instruction in its metadata.
-_INSTRUCTIONS = {"math": MATH_INSTRUCTION, "factual": SHORT_ANSWER}
 
 
-def instruction_suffix(record: Record) -> str:
-    """Return the text after the question: ``metadata["instruction"]`` if set, else the category's default.
+def instruction_suffix(record: Record, form: PromptForm | None = None) -> str:
+    """Return the text after the question: ``metadata["instruction"]`` if set, else the category's.
 
-    An instruction that does not begin with white space follows the question after one space, as in the paper.
+    That is the one of ``form``, if it has one, else the default.  An instruction that does not begin with white space
+    follows the question after one space, as in the paper.
     """
-    instruction = str(record.metadata.get("instruction", _INSTRUCTIONS.get(record.category, "")))
-    return f" {instruction}" if instruction and not instruction[0].isspace() else instruction
+    trained = None if form is None else form.instructions.get(record.category)
+    default = CATEGORY_INSTRUCTIONS.get(record.category, "") if trained is None else trained
+    return instruction_text(str(record.metadata.get("instruction", default)))
 
 
-def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str, str]]:
+def prompt_messages(record: Record, system_prompt: str | None, form: PromptForm | None = None) -> list[dict[str, str]]:
     """Return the chat messages of a record.
 
     ``system_prompt``, which asks for the confidence, stands before the record's own ``system``, as the router puts it
-    before a client's; a ``system`` that already contains it is taken as it is.  Both None: no system message.
+    before a client's; a ``system`` that already contains it is taken as it is.  Both None: no system message.  ``form``
+    is as in :func:`instruction_suffix`.
 
     Raises:
         RecordError: ``system`` describes another response format.
     """
-    system, own = system_prompt, record.system
-    if own and system_prompt and not asks_for_confidence(own, system_prompt):
-        if OPEN_TAG in own:
-            raise RecordError(
-                record,
-                f"its system prompt asks for {OPEN_TAG} in other words than the method's: {own!r:.80}; remove that "
-                f"part, since the method's prompt is put before it, or use the method's words: {system_prompt!r}",
-            )
-        system = f"{system_prompt}\n\n{own}"
-    elif own:
-        system = own
+    system = _system_message(record, system_prompt)
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]
+    return [*messages, {"role": "user", "content": record.question + instruction_suffix(record, form)}]
 
 
-def asks_for_confidence(text: str, system_prompt: str) -> bool:
-    """Whether ``text`` contains the method's ``system_prompt``, up to white space."""
-    return _one_spaced(system_prompt) in _one_spaced(text)
+def _system_message(record: Record, system_prompt: str | None) -> str | None:
+    joined = join_system(system_prompt, record.system)
+    if record.system and system_prompt and OPEN_TAG in record.system and joined not in (record.system, system_prompt):
+        raise RecordError(
+            record,
+            f"its system prompt asks for {OPEN_TAG} in other words than the method's: {record.system!r:.80}; remove "
+            f"that part, since the method's prompt is put before it, or use the method's words: {system_prompt!r}",
+        )
+    return joined
+
+
+def form_of(
+    records: Iterable[Record],
+    system_prompt: str | None,
+    template_variables: Mapping[str, Any],
+    decimals: int | None,
+) -> PromptForm:
+    """Return the form of the prompts of ``records``, with the method's ``system_prompt``.
+
+    A system message that all records share belongs to the form, as does an instruction that all of a category share.
+
+    Raises:
+        RecordError: as :func:`prompt_messages`.
+    """
+    systems: set[str | None] = set()
+    instructions: dict[str, set[str]] = {}
+    for record in records:
+        systems.add(_system_message(record, system_prompt))
+        instructions.setdefault(record.category, set()).add(instruction_suffix(record))
+    return PromptForm(
+        system_prompt=systems.pop() if len(systems) == 1 else system_prompt,
+        instructions={name: next(iter(texts)) if len(texts) == 1 else None for name, texts in instructions.items()},
+        template_variables=dict(template_variables),
+        decimals=decimals,
+    )
+
+
+def form_digest(record: Record, system_prompt: str | None, form: PromptForm) -> str:
+    """Identify the form of a record's prompt (:meth:`.PromptForm.digest`), by which predictions name it.
+
+    ``system_prompt`` is the method's; an instruction that differs within a category of ``form`` belongs to the
+    question.
+    """
+    differs = form.instructions.get(record.category, "") is None
+    instruction = None if differs else instruction_suffix(record, form)
+    system = _system_message(record, system_prompt)
+    return form.model_copy(update={"system_prompt": system}).digest(instruction)
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: Any) -> str:

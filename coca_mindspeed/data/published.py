@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from coca_mindspeed.algorithm.parsing import SHORT_ANSWER
 from coca_mindspeed.data.facts import normalise_fact
-from coca_mindspeed.data.prompts import SHORT_ANSWER
 from coca_mindspeed.data.records import Record, describe, scalar_text
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json, value_of
 

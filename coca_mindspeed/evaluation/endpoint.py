@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.config.prompt_form import PromptForm
+from coca_mindspeed.data.prompts import form_digest, prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.chat_client import ChatClient, ChatError
@@ -36,14 +37,14 @@ class Endpoint:
 def ask(
     endpoint: Endpoint,
     questions: Mapping[Key, Record],
-    system_prompt: str | None,
+    form: PromptForm,
     path: Path,
     progress: Callable[[int], None],
 ) -> None:
     """Ask the questions to which ``path`` has no response yet, and put its rows in order.
 
-    A row has ``id``, ``sample``, ``response``, ``tokens`` (None if the server does not count them) and
-    ``finish_reason``.  ``progress`` is called with the number of answered questions.
+    A row has ``id``, ``sample``, ``response``, ``tokens`` (None if the server does not count them), ``finish_reason``
+    and the digest of its prompt's ``form``.  ``progress`` is called with the number of answered questions.
 
     Raises:
         ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
@@ -62,7 +63,7 @@ def ask(
                     os.fsync(file.fileno())
                 progress(len(rows))
 
-            asyncio.run(_ask_all(endpoint, missing, system_prompt, add))
+            asyncio.run(_ask_all(endpoint, missing, form, add))
         write_json_lines(path, [rows[key] for key in questions])  # they arrived in any order
 
 
@@ -85,7 +86,7 @@ def _answered(path: Path, wanted: Mapping[Key, Record]) -> dict[Key, dict[str, A
 async def _ask_all(
     endpoint: Endpoint,
     questions: Mapping[Key, Record],
-    system_prompt: str | None,
+    form: PromptForm,
     add: Callable[[Key, dict[str, Any]], None],
 ) -> None:
     left = iter(questions.items())
@@ -99,12 +100,14 @@ async def _ask_all(
         async def work() -> None:
             for asked, record in left:
                 request = {"model": endpoint.model, **endpoint.options}
-                request["messages"] = prompt_messages(record, system_prompt)
+                request["messages"] = prompt_messages(record, form.system_prompt, form)
                 try:
                     reply = await client.complete(request)
                 except ChatError as error:
                     raise _explained(error, endpoint, models, record) from error
-                add(asked, {"response": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason})
+                digest = form_digest(record, form.system_prompt, form)
+                row = {"response": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason}
+                add(asked, {**row, "form": digest})
 
         await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(questions)))))
     finally:

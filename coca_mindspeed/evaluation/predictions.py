@@ -52,6 +52,7 @@ class Prediction:
     seed: int | None = None  # of the sampling
     confidence_after: float | None = None  # after the answer, of a method that states two; None: none, or not valid
     answer_probability: float | None = None  # geometric mean of the probabilities of the answer's tokens
+    form: str | None = None  # digest of its prompt's form (:meth:`.PromptForm.digest`); None: unknown
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -91,7 +92,7 @@ _FRACTIONS = ("confidence", "confidence_after", "answer_probability")
 # Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(_TEXT_FIELDS, ("text", lambda v: isinstance(v, str))),
-    **dict.fromkeys(("category", "method", "model", "gold"), ("text or null", lambda v: isinstance(v, str))),
+    **dict.fromkeys(("category", "method", "model", "gold", "form"), ("text or null", lambda v: isinstance(v, str))),
     "correct": ("true, false, 0, 1, or null for an ungradable answer", lambda v: isinstance(v, bool)),
     **dict.fromkeys(_FRACTIONS, ("null or a number from 0 to 1", is_confidence)),
     "sample": ("a whole number from 0", lambda v: _is_integer(v, 0)),

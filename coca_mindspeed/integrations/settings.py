@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
 from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.config.prompt_form import contains_prompt
 from coca_mindspeed.config.values import Engine, KeyFacts, unread_keys
 from coca_mindspeed.data.export import record_of
-from coca_mindspeed.data.prompts import asks_for_confidence
 from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
@@ -93,7 +93,7 @@ def check_version(package: str, tested: str) -> None:
 def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodSettings, where: str) -> None:
     """Raise ``DataError`` unless a prompt contains the method's prompt, which asks for the confidence."""
     wanted = method.training_method.system_prompt
-    if not asks_for_confidence("\n".join(str(message["content"]) for message in messages), wanted):
+    if not contains_prompt("\n".join(str(message["content"]) for message in messages), wanted):
         raise DataError(
             f"{where}: the prompt should contain {wanted!r}, found {messages[0]['content']!r:.120}; export the file "
             "for this method (coca-mindspeed data export --prompt), or put training_method(NAME).system_prompt into it"

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.config.prompt_form import PromptForm
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.prompts import form_digest
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, TrainingError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
@@ -50,6 +52,7 @@ class HeldOut:
     records: Sequence[Record]
     output: Path
     show_progress: bool = True
+    form: PromptForm | None = None  # of the training's prompts, by which predictions name theirs
 
     @property
     def final_records(self) -> Sequence[Record]:
@@ -138,7 +141,7 @@ class HeldOut:
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         config = self.config
-        return predict(
+        predictions = predict(
             self.policy,
             records,
             self.grader,
@@ -148,6 +151,13 @@ class HeldOut:
             progress,
             samples=config.evaluation.samples,
         )
+        if (form := self.form) is None:
+            return predictions
+        system_prompt = config.method.training_method.system_prompt
+        return [
+            replace(prediction, form=form_digest(record, system_prompt, form))
+            for prediction, record in zip(predictions, self._repeated(records), strict=True)
+        ]
 
     def _repeated(self, records: Sequence[Record]) -> list[Record]:
         """The record of each prediction."""

@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.plan import question_rows, show_plan
+from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
@@ -47,6 +48,7 @@ from coca_mindspeed.local.validation import (
     check_lengths,
     check_prompts,
     ordinary_pad_token,
+    trained_prompt,
 )
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
@@ -105,6 +107,11 @@ class LocalRun:
         return self.inputs.state.path
 
     @cached_property
+    def prompt(self) -> TrainedPrompt:
+        """The form of the training questions' prompts."""
+        return trained_prompt(self.config, self.inputs.train)
+
+    @cached_property
     def prompt_sha256(self) -> str:
         """SHA-256 of the first training question's prompt."""
         system_prompt = self.config.method.training_method.system_prompt
@@ -138,7 +145,7 @@ class LocalRun:
         """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
         policy = None if inputs.model is None else self.load(inputs.model, inputs.where)
-        write_settings(inputs.state, config, inputs.digests, self.prompt_sha256)
+        write_settings(inputs.state, config, inputs.digests, self.prompt, self.prompt_sha256)
         with self._timed("warm_up", self.started):
             if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
@@ -225,7 +232,9 @@ class LocalRun:
     def held_out(self, policy: Policy) -> HeldOut:
         """The held-out questions, and how the policy answers them."""
         inputs = self.inputs
-        return HeldOut(self.config, policy, inputs.grader, inputs.evaluate, self.output, inputs.show_progress)
+        return HeldOut(
+            self.config, policy, inputs.grader, inputs.evaluate, self.output, inputs.show_progress, self.prompt.form
+        )
 
     def _with_adapters(self, policy: Policy) -> Policy:
         if policy.adapters is None:

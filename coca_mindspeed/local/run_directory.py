@@ -19,6 +19,7 @@ from typing import Any
 from coca_mindspeed import __version__
 from coca_mindspeed.config import checks
 from coca_mindspeed.config.compose import to_yaml, validate_config
+from coca_mindspeed.config.prompt_form import PROMPT_FILE, TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
@@ -37,6 +38,7 @@ from coca_mindspeed.utils.directories import (
     write_marker,
 )
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
+from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
 
 _KIND = "run"
@@ -47,7 +49,7 @@ BEST_MODEL = "best_model"  # by checkpoint.best
 _UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
 # Everything that a run writes: must not exist before, and is removed when a run without steps starts again.
 ENTRIES = (
-    *("config.yaml", "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
+    *("config.yaml", PROMPT_FILE, "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
     *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
     *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
     *("report.md", "report.html", "reliability.png", "training_curves.png", "gap.png", "figures"),
@@ -199,9 +201,9 @@ def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
 
 
 def write_settings(
-    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt_sha256: str
+    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt: TrainedPrompt, prompt_sha256: str
 ) -> None:
-    """Write marker and ``config.yaml`` of a run that begins; files of another run without steps are removed."""
+    """Write marker, settings and prompt of a run that begins; files of another run without steps are removed."""
     path, marker = found.path, found.marker
     try:
         if marker and not found.has_steps and not _creates_the_same(found, config, data):
@@ -219,6 +221,7 @@ def write_settings(
             }
             write_marker(path, _KIND, marker)
         write_atomically(found.config_path, to_yaml(config))
+        write_json(path / PROMPT_FILE, prompt.model_dump(mode="json"))
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 

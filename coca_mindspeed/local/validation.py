@@ -15,9 +15,10 @@ from typing import Any
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.plan import QuestionCounts
+from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
-from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
+from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, form_of, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError, Problem, raise_problems
@@ -26,6 +27,7 @@ from coca_mindspeed.local.model_files import context_limit, read_model_config
 from coca_mindspeed.local.run_directory import (
     RunState,
 )
+from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
@@ -80,6 +82,19 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     if config.evaluate is None:
         return train, []
     return train, _read("data.evaluate", config.evaluate, config.columns_of_evaluate)
+
+
+def trained_prompt(config: RunConfig, train: Sequence[Record]) -> TrainedPrompt:
+    """Return the form of the prompts of a run that trains on ``train``."""
+    method = config.method
+    variables = config.model.chat_template_kwargs
+    form = form_of(train, method.training_method.system_prompt, variables, method.confidence_decimals)
+    return TrainedPrompt(
+        form=form,
+        method=None if is_custom(method.name) else method.name,
+        max_confidence_tokens=method.max_confidence_tokens,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
 
 
 def _arithmetic(config: DataConfig, split: Split) -> list[Record]:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coca_mindspeed.algorithm.methods import MethodSettings
-from coca_mindspeed.algorithm.parsing import ResponseFormat
-from coca_mindspeed.data.prompts import SHORT_ANSWER, instruction_suffix
+from coca_mindspeed.algorithm.parsing import SHORT_ANSWER, ResponseFormat
+from coca_mindspeed.data.prompts import instruction_suffix
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.custom import CustomGrader

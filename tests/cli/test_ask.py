@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 
 from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION, SHORT_ANSWER
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, to_yaml
-from coca_mindspeed.data.prompts import SHORT_ANSWER
+from coca_mindspeed.config.prompt_form import PromptForm, TrainedPrompt
 from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.utils.directories import write_marker
 from tests.chat_server import chat_server
@@ -91,15 +92,23 @@ def test_python_of_a_models_directory_is_not_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_export_without_its_questions(finished_demo, tmp_path, monkeypatch):
-    """The training data may need a package that is not here; the model is exported all the same."""
+def test_a_run_of_an_earlier_version_is_exported_with_the_form_of_its_questions(finished_demo, tmp_path, monkeypatch):
+    """They may need a package that is not here; the model is exported all the same."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_demo, run)
+    written = json.loads((run / "coca_prompt.json").read_text())
+    (run / "coca_prompt.json").unlink()
+    assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "coca_prompt.json").read_text()) == written
+    assert written["form"]["instructions"] == {"math": ""}
 
     def missing(*_):
         raise MissingDependencyError("not installed: pyarrow")
 
     monkeypatch.setattr("coca_mindspeed.local.validation.load_data", missing)
-    assert main(["export", str(finished_demo), "--output", str(tmp_path / "out")]) == 0
-    assert "category" not in json.loads((tmp_path / "out" / "coca_prompt.json").read_text())
+    assert main(["export", str(run), "--output", str(tmp_path / "other")]) == 0
+    found = json.loads((tmp_path / "other" / "coca_prompt.json").read_text())
+    assert found == {**written, "form": {**written["form"], "instructions": {}}}
 
 
 def test_a_served_model(capsys, monkeypatch):
@@ -169,3 +178,33 @@ def test_a_method_of_ones_own_is_described_only_if_it_is_trusted(untrusted, caps
     assert main(command) == 1
     assert not (untrusted / "ran").exists()
     assert "--trust-remote-code" in capsys.readouterr().err
+
+
+SEVERAL = {"math": " Think.", "factual": " Briefly.", "code": None}
+# Instructions of an export, arguments, and what follows the question; None: refused.
+ASKED = [
+    (SEVERAL, [], None),
+    (SEVERAL, ["--category", "math"], " Think."),
+    (SEVERAL, ["--category", "code"], ""),
+    (SEVERAL, ["--category", "maths"], None),
+    (SEVERAL, ["--instruction", "Now."], " Now."),
+    ({"mine": "\nHere."}, [], "\nHere."),
+    ({"mine": "\nHere."}, ["--category", "math"], f" {MATH_INSTRUCTION}"),
+    ({}, [], f" {SHORT_ANSWER}"),
+]
+
+
+@pytest.mark.parametrize(("instructions", "arguments", "behind"), ASKED)
+def test_a_server_is_asked_in_the_form_of_an_export(instructions, arguments, behind, tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    form = PromptForm(system_prompt="S", instructions=instructions, decimals=2)
+    trained = TrainedPrompt(form=form, method="coca", max_new_tokens=9)
+    (tmp_path / "coca_prompt.json").write_text(trained.model_dump_json())
+    with chat_server() as server:
+        server.reply = lambda request: (200, "<confidence>0.80</confidence> Vienna.")
+        code = main(["ask", server.url, "Capital?", "--form", str(tmp_path), *arguments])
+        assert code == (0 if behind is not None else code or 1)
+        sent = [request["messages"] for request in server.requests]
+    user = {"role": "user", "content": f"Capital?{behind}"}
+    assert sent == ([] if behind is None else [[{"role": "system", "content": "S"}, user]])

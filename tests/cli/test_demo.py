@@ -13,7 +13,7 @@ from tests.local.runs_for_tests import SMALL, rows
 
 METRICS = {"accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n", "ungradable"}
 PREDICTION = ["id", "dataset", "question", "response", "confidence", "correct", "tokens_to_confidence"]
-PREDICTION += ["category", "seed"]
+PREDICTION += ["category", "seed", "form"]
 SHORTER = (
     "warm_up.steps=150",
     "warm_up.batch=64",

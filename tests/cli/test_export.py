@@ -11,6 +11,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.local.validation import trained_prompt
 from coca_mindspeed.utils.directories import write_marker
 from coca_mindspeed.utils.json_files import write_json
 
@@ -71,7 +72,7 @@ def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_p
     scores = {**dict.fromkeys(HEADLINE, 0.5), "n": 40}
     marker = {"version": "0.3.0", "data": {}}
     summary = {"before": {**scores, "accuracy": 0.75}, "after": scores, "questions": {"held_out": 40, "shared": 7}}
-    card = model_card("x", config, summary, marker)
+    card = model_card("x", config, trained_prompt(config, []).form, summary, marker)
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "org/base"
     assert "grader (`mine.py`)" in card
     assert str(tmp_path) not in card

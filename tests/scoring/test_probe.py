@@ -3,7 +3,7 @@
 import pytest
 
 from coca_mindspeed.algorithm.methods import method_settings
-from coca_mindspeed.data.prompts import SHORT_ANSWER
+from coca_mindspeed.algorithm.parsing import SHORT_ANSWER
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.registry import build_grader

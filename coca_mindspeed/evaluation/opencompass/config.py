@@ -12,14 +12,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import (
     ANSWER_FIRST_PROMPT,
     CONFIDENCE_FIRST_PROMPT,
     CONFIDENCE_TWICE_PROMPT,
     ConfidencePosition,
 )
+from coca_mindspeed.config.prompt_form import PROMPT_FILE, PromptForm, prompt_file, read_prompt_file
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
+from coca_mindspeed.evaluation.scoreboard import DATASETS
 from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.json_files import write_json
 
@@ -76,11 +79,18 @@ def stock_dataset(name: str) -> dict[str, Any]:
 
 
 def with_confidence(
-    dataset: Mapping[str, Any], *, position: ConfidencePosition = "first", tokenizer_path: str | None = None
+    dataset: Mapping[str, Any],
+    *,
+    position: ConfidencePosition = "first",
+    tokenizer_path: str | None = None,
+    form: PromptForm | None = None,
+    category: str | None = None,
 ) -> dict[str, Any]:
     """Add our system prompt to a data set's configuration and wrap its evaluator.
 
-    ``dataset`` is any generation data set without few-shot examples, which contradict the response format.
+    ``dataset`` is any generation data set without few-shot examples, which contradict the response format.  With the
+    ``form`` that a model was trained with, its system prompt is added, and a question is followed by the instruction of
+    ``category``; if the form has none for it, OpenCompass's own prompt is kept.
     """
     config = deepcopy(dict(dataset))
     infer, evaluation = config["infer_cfg"], config["eval_cfg"]
@@ -91,30 +101,41 @@ def with_confidence(
     # A length here would override the model's; a stop word would cut the response after its confidence.
     for key in ("max_out_len", "stopping_criteria"):
         infer["inferencer"].pop(key, None)
-    _add_system_prompt(infer["prompt_template"], SYSTEM_PROMPTS[position])
     columns = config["reader_cfg"]["input_columns"]
+    question = columns if isinstance(columns, str) else columns[0]
+    instruction = None if form is None or category is None else form.instructions.get(category)
+    if instruction is not None:
+        text = f"{{{question}}}{instruction}"
+        infer["prompt_template"]["template"] = {"round": [{"role": "HUMAN", "prompt": text}]}
+        infer["prompt_template"].pop("messages", None)
+    _add_system_prompt(infer["prompt_template"], SYSTEM_PROMPTS[position] if form is None else form.system_prompt)
     evaluation["evaluator"] = {
         "type": f"{_EVALUATORS}.ConfidenceEvaluator",
         "evaluator": evaluation["evaluator"],
         "answer_postprocessor": evaluation.pop("pred_postprocessor", None),
         "tokenizer_path": tokenizer_path,
         "position": position,
-        "question_column": columns if isinstance(columns, str) else columns[0],
+        "question_column": question,
     }
+    if form is not None:
+        evaluation["evaluator"]["decimals"] = form.decimals
+    if form is not None and instruction is not None:
+        evaluation["evaluator"]["form"] = form.digest(instruction)
     return config
 
 
-def _add_system_prompt(template: dict[str, Any], prompt: str) -> None:
+def _add_system_prompt(template: dict[str, Any], prompt: str | None) -> None:
     if "messages" in template:
-        template["messages"] = [{"role": "system", "content": prompt}, *template["messages"]]
+        system = [] if prompt is None else [{"role": "system", "content": prompt}]
+        template["messages"] = [*system, *template["messages"]]
         return
     body = template["template"]
     if isinstance(body, str):
         body = {"round": [{"role": "HUMAN", "prompt": body}]}
     # A reply prefix in the template ("A:") would precede the confidence.
     rounds = body["round"][:-1] if body["round"][-1]["role"] == "BOT" else body["round"]
-    system = {"role": "SYSTEM", "fallback_role": "HUMAN", "prompt": prompt}
-    template["template"] = {**body, "begin": [system], "round": rounds}
+    system = [] if prompt is None else [{"role": "SYSTEM", "fallback_role": "HUMAN", "prompt": prompt}]
+    template["template"] = {**body, "begin": system, "round": rounds}
 
 
 def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -177,15 +198,19 @@ def paper_config(
     judge: Mapping[str, Any] | None = None,
     position: ConfidencePosition = "first",
     samples: int = 1,
+    form: PromptForm | None = None,
 ) -> dict[str, Any]:
     """Return the whole configuration: data sets of :data:`STOCK`, model, and a summary of every metric.
 
-    ``judge`` grades SimpleQA.  ``samples`` is the number of samples of every question (n).
+    ``judge`` grades SimpleQA.  ``samples`` is the number of samples of every question (n).  ``form`` is as in
+    :func:`with_confidence`.
     """
-    tokenizer = model.get("tokenizer_path")
+    how: dict[str, Any] = {"position": position, "tokenizer_path": model.get("tokenizer_path"), "form": form}
     wrapped = [
-        with_confidence(paper_dataset(name, judge), position=position, tokenizer_path=tokenizer) | {"n": samples}
+        with_confidence(paper_dataset(name, judge), **how, category=category) | {"n": samples}
         for name in datasets
+        for category, names in DATASETS.items()
+        if name in names
     ]
     abbrs = [[dataset["abbr"], metric] for dataset in wrapped for metric in HEADLINE_METRICS]
     return {
@@ -210,7 +235,10 @@ def main(argv: list[str] | None = None) -> int:
     option("--judge-api-base", help="endpoint of the judge (default: --api-base)")
     option("--judge-key", default="EMPTY", help="key of the judge; ENV reads OPENAI_API_KEY (default: %(default)s)")
     option("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="default: all")
-    option("--position", choices=tuple(SYSTEM_PROMPTS), default="first", help="last: answer-first models")
+    option(
+        "--position", choices=tuple(SYSTEM_PROMPTS), help="last: answer-first models (default: the form's, or first)"
+    )
+    option("--form", type=Path, metavar="FILE", help=f"an exported model's {PROMPT_FILE}, whose prompts are sent")
     option("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
     option("--output", type=Path, required=True, help="the file to write, ending in .json")
     given = parser.parse_args(argv)
@@ -222,8 +250,13 @@ def main(argv: list[str] | None = None) -> int:
         shared["api_base"] = given.judge_api_base or given.api_base
         answer: dict[str, Any] = {"key": given.judge_key, "temperature": 0.0, "max_out_len": 16}
         judge = served_model("judge", name=given.judge, **shared, **answer)
-    choices = {"datasets": given.datasets, "position": given.position, "samples": given.samples}
+    choices: dict[str, Any] = {"datasets": given.datasets, "samples": given.samples}
     try:
+        position, form = "first", None
+        if given.form is not None:
+            trained = read_prompt_file(prompt_file(given.form) or given.form)
+            position, form = METHODS[trained.method or "coca"].confidence_position, trained.form
+        choices |= {"position": given.position or position, "form": form}
         write_json(given.output, paper_config(model, judge=judge, **choices))
     except CocaError as error:
         return print_failure(error, error.exit_code)

@@ -39,7 +39,7 @@ class ConfidenceEvaluator(BaseEvaluator):
 
     ``answer_postprocessor`` is the data set's ``pred_postprocessor``, applied to the answer without its confidence;
     ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN), ``question_column`` the column
-    of the data set that is shown in reports.
+    of the data set that is shown in reports, ``decimals`` those of a confidence, ``form`` the digest of the prompts'.
     """
 
     def __init__(
@@ -49,10 +49,12 @@ class ConfidenceEvaluator(BaseEvaluator):
         position: ConfidencePosition = "first",
         tokenizer_path: str | None = None,
         question_column: str | None = None,
+        decimals: int | None = None,
+        form: str | None = None,
     ) -> None:
         super().__init__()
         self._evaluator, self._answer_postprocessor = evaluator, answer_postprocessor
-        self._parser, self._question_column = ResponseParser(position), question_column
+        self._parser, self._question_column, self._form = ResponseParser(position, decimals), question_column, form
         self._counter = None if tokenizer_path is None else TokenCounter(Path(tokenizer_path))
 
     # OpenCompass reads this signature to decide what to pass to `evaluate`.
@@ -111,6 +113,7 @@ class ConfidenceEvaluator(BaseEvaluator):
                     "confidence_after": parsed.confidence_after,
                     "correct": correct[i],
                     "tokens_to_confidence": tokens,
+                    "form": self._form,
                 }
                 for i, (parsed, tokens) in enumerate(counted)
             ],
