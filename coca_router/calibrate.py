@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ from coca_router.calibration import (
     logit,
     prompt_hash,
 )
-from coca_router.config import bands_from, source_keys, tiers_yaml
+from coca_router.config import bands_from, form_keys, source_keys, tiers_yaml
 from coca_router.replay import by_answer
 
 _SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
@@ -54,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--model", help="name of the model at the backend (default: by the predictions)")
     source = "confidence: stated (default), or answer_logprob, the predictions' answer_probability"
     option("--source", choices=("stated", "answer_logprob"), default="stated", help=source)
-    prompt = "file of the system prompt (default: the paper's, none where no prediction states a confidence)"
+    prompt = (
+        "file of the system prompt of predictions that name no form (default: the paper's; none without confidences)"
+    )
     option("--system-prompt", type=Path, metavar="FILE", help=prompt)
     option("--temperature", type=within(0, 2), default=1.0, help="sampling temperature (default: 1.0)")
     sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
@@ -77,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     routable, keys = not answers_first(predictions), {}
     if by_log_prob:
         predictions, routable, keys = list(map(by_answer, predictions)), True, source_keys(plain)
+    keys |= form_keys(arguments.predictions[0], predictions)
     valid = [p for p in gradable(predictions) if p.confidence is not None]
     if not valid:
         missing = "'answer_probability'" if by_log_prob else "valid confidence"
@@ -90,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         return f"\n```yaml\n{tiers_yaml({identity.model: {**keys, **more}})}```\n\n" if routable else ""
 
     certificate = None if arguments.risk is None else _certify(arguments, predictions)
-    end = "" if certificate is None else f"{certificate.sentence()}\n"
+    unknown = "; form unknown" if identity.forms == "unknown" else ""
+    end = "" if certificate is None else f"{certificate.sentence()}{unknown}\n"
     if is_certified := certificate is not None and certificate.threshold is not None:
         end += tier(certificate=path, invalid="refuse")
     kind: MapKind = "platt" if len(valid) < _LABELS_OF_ISOTONIC else "isotonic"
@@ -160,7 +165,14 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
     for name, value in arguments.sampling.items():
         if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")
-    path = arguments.system_prompt
+    path, forms = arguments.system_prompt, _forms(predictions)
+    if forms != "unknown":
+        if path is not None:
+            raise UsageError("--system-prompt: the predictions name the form of their prompts; leave it out")
+        return Identity(
+            model=model, source=arguments.source, forms=forms,
+            temperature=arguments.temperature, sampling=arguments.sampling,
+        )  # fmt: skip
     try:
         prompt = prompt if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -169,6 +181,20 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
         model=model, source=arguments.source, prompt_sha256=prompt_hash(prompt),
         temperature=arguments.temperature, sampling=arguments.sampling,
     )  # fmt: skip
+
+
+def _forms(predictions: Sequence[Prediction]) -> list[str] | Literal["unknown"]:
+    """The forms that the predictions name; unknown, with a warning, if some name none."""
+    forms = {p.form for p in predictions if p.form is not None}
+    without = sum(p.form is None for p in predictions)
+    if not without:
+        return sorted(forms)
+    print_text(
+        f"warning: {without} of {len(predictions)} predictions name no form of their prompt (the field form), so that "
+        "a prompt with another instruction is not noticed",
+        sys.stderr,
+    )
+    return "unknown"
 
 
 def _before_and_after(stated: Floats, after: Floats, correct: Labels, questions: list[str]) -> str:

@@ -25,6 +25,7 @@ from scipy.special import betaincinv
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, validation_problems
 from coca_mindspeed.evaluation.metrics import Floats
+from coca_router.prompts import ServedPrompt
 
 MapKind = Literal["platt", "isotonic"]
 
@@ -157,32 +158,43 @@ def _levels(accepted: npt.NDArray[np.intp], risk: float, confidence: float) -> F
 
 
 class Identity(Section):
-    """Model, prompt and sampling that a calibration or certificate holds for."""
+    """Model, form of the prompts and sampling that a calibration or certificate holds for."""
 
     model: str = Field(description="its name at the backend")
     source: Literal["stated", "answer_logprob"] = Field("stated", description="of the confidences")
-    prompt_sha256: str = Field(description="of the system prompt")
+    forms: list[str] | Literal["unknown"] = Field(
+        "unknown", description="digests of its predictions' forms; unknown: some named none"
+    )
+    prompt_sha256: str | None = Field(None, description="of the system prompt, if the forms are unknown")
     temperature: float = Field(ge=0, description="of sampling")
     sampling: dict[str, int | float] = Field(
         default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
     )
 
     def require(
-        self, model: str, prompt: str, temperature: float | None, *, where: str, source: str = "stated"
+        self, model: str, prompt: ServedPrompt, temperature: float | None, *, where: str, source: str = "stated"
     ) -> None:
-        """Raise ConfigError for another model, source, system prompt or temperature (None: not checked).
+        """Raise ConfigError for another model, source, form of prompts or temperature (None: not checked).
 
         ``where`` begins the message.
         """
-        asked = {"model": model, "source": source, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
+        asked = {"model": model, "source": source, "temperature": temperature}
         for name, value in asked.items():
             own = getattr(self, name)
             if value is not None and own != value:
-                if name == "prompt_sha256":
-                    reason = "fitted with another system prompt; fit one by calibrate --system-prompt"
-                else:
-                    reason = f"fitted for {name} {own!r}, found {value!r}; fit one for it"
+                raise ConfigError(
+                    f"{where}: the calibration was fitted for {name} {own!r}, found {value!r}; fit one for it"
+                )
+        if self.forms == "unknown":
+            if self.prompt_sha256 != prompt_hash(prompt.form.system_prompt or ""):
+                reason = "fitted with another system prompt; fit one by calibrate --system-prompt"
                 raise ConfigError(f"{where}: the calibration was {reason}")
+        elif set(self.forms) != (sent := prompt.digests()):
+            fitted, named = ", ".join(sorted(self.forms)), ", ".join(sorted(sent))
+            raise ConfigError(
+                f"{where}: the calibration was fitted for prompts of the form {fitted}, found {named}; name the "
+                "model's export by form (and its category), or calibrate by predictions of this form"
+            )
 
 
 class Calibration(Section):

@@ -1,8 +1,9 @@
 """The configuration of ``coca-router serve``: backends, tiers, thresholds, caps and limits."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,12 +11,18 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 from yarl import URL
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.cli.trained_prompt import require_trained_prompt
+from coca_mindspeed.config.prompt_form import prompt_file, read_prompt_file
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_router.calibration import Identity, read_calibration
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
+from coca_router.prompts import BY_REQUEST, ServedPrompt
 
 
 def _beside_file(path: str, info: ValidationInfo) -> str:
@@ -88,7 +95,11 @@ class TierConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="in headers and logs")
     backend: str = Field(description="a name of the section backends")
     states_confidence: bool = Field(True, description="false: a plain model, whose answers are given as they are")
-    #: Before the client's own; null: the paper's, or none for a plain model.
+    #: A run, an exported model or its coca_prompt.json: system prompt and instructions that it was trained with.
+    form: RelativePath | None = None
+    #: Whose instruction follows the question; request: the header x-coca-category names it; null: the form's only one.
+    category: str | None = Field(None, min_length=1)
+    #: Before the client's own; null: the form's, else the paper's, or none for a plain model.
     system_prompt: str | None = None
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
     #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
@@ -104,6 +115,10 @@ class TierConfig(Section):
     def _consistent(self) -> "TierConfig":
         if self.calibration is not None and self.certificate is not None:
             raise ValueError("certificate: its threshold is of uncalibrated confidences; use it without calibration")
+        if self.form is None and self.category is not None:
+            raise ValueError("category: expected form, which has the category's instruction")
+        if self.form is not None and self.system_prompt is not None:
+            raise ValueError("system_prompt: the form has one; name a system prompt or a form")
         source = self.confidence.source
         if (self.calibration or self.certificate) and source == "mean":
             raise ValueError("confidence.source: a calibration or certificate holds for 'stated' or 'answer_logprob'")
@@ -129,11 +144,16 @@ class TierConfig(Section):
         """Whether a confidence decides on its answers."""
         return self.states_confidence or self.confidence.source == "answer_logprob"
 
-    @property
-    def prompt(self) -> str:
-        """The system prompt; empty: none."""
-        default = CONFIDENCE_FIRST_PROMPT if self.states_confidence else ""
-        return default if self.system_prompt is None else self.system_prompt
+    def served_prompt(self) -> ServedPrompt:
+        """The form of the prompts that are sent; ConfigError if ``form`` cannot be read, or lacks the category."""
+        if self.form is None:
+            default = CONFIDENCE_FIRST_PROMPT if self.states_confidence else None
+            return ServedPrompt.without_instruction(default if self.system_prompt is None else self.system_prompt)
+        where = f"tiers: {self.name}"
+        trained = require_trained_prompt(Path(self.form), f"{where}.form")
+        if self.states_confidence and trained.method and METHODS[trained.method].confidence_position == "last":
+            raise ConfigError(f"{where}.form: the model states its confidence last, by which a proxy cannot route")
+        return ServedPrompt.of_form(trained.form, self.category, key=f"{where}.category")
 
 
 class CapsConfig(Section):
@@ -200,35 +220,38 @@ class TierPolicy:
     recalibrate: Callable[[float], float] = float
     pinned: Identity | None = None  # model, prompt and sampling of the calibration or certificate
     risk: float | None = None  # certified error of its answers
+    prompt: ServedPrompt = field(default_factory=lambda: ServedPrompt.without_instruction(None))
 
 
 def tier_policies(config: ServingConfig) -> list[TierPolicy]:
-    """Read the tiers' calibrations and certificates.
+    """Read the tiers' forms of prompts, calibrations and certificates.
 
-    ConfigError if a file cannot be read, belongs to another model, prompt or temperature, or certifies nothing.
+    ConfigError if a file cannot be read, belongs to another model, form or temperature, or certifies nothing.
     """
     return [_policy(tier, config.backends[tier.backend].model, tier is config.tiers[-1]) for tier in config.tiers]
 
 
 def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
-    invalid = tier.invalid or ("refuse" if last else "escalate")
+    invalid, prompt = tier.invalid or ("refuse" if last else "escalate"), tier.served_prompt()
     if not tier.decides:
-        return TierPolicy(None)
+        return TierPolicy(None, prompt=prompt)
     if (file := tier.certificate or tier.calibration) is None:
-        return TierPolicy(tier.rule(invalid))
+        return TierPolicy(tier.rule(invalid), prompt=prompt)
     content = read_calibration(Path(file))
     where = f"{file}: tiers: {tier.name}"
-    content.identity.require(model, tier.prompt, tier.temperature, where=where, source=tier.confidence.source)
+    content.identity.require(model, prompt, tier.temperature, where=where, source=tier.confidence.source)
+    if content.identity.forms == "unknown":
+        print_text(f"warning: {where}: form unknown; calibrate anew by predictions that name their form", sys.stderr)
     if tier.certificate is None:
         if content.curve is None:
             raise ConfigError(f"{file}: holds a certificate alone; use it as certificate")
-        return TierPolicy(tier.rule(invalid), content.recalibrate, content.identity)
+        return TierPolicy(tier.rule(invalid), content.recalibrate, content.identity, prompt=prompt)
     if (certificate := content.certificate) is None:
         raise ConfigError(f"{file}: holds no certificate; write one by `calibrate --risk`")
     if certificate.threshold is None:
         raise ConfigError(f"{file}: {certificate.sentence()}")
     rule = answer_from(certificate.threshold, invalid, strict=True)
-    return TierPolicy(rule, pinned=content.identity, risk=certificate.risk)
+    return TierPolicy(rule, pinned=content.identity, risk=certificate.risk, prompt=prompt)
 
 
 def read_serving_config(path: Path) -> ServingConfig:
@@ -268,6 +291,19 @@ def bands_from(threshold: float, below: Action = "refuse") -> dict[str, Any]:
 def source_keys(plain: bool) -> dict[str, Any]:
     """Keys of a tier that decides by the answer's log-prob; ``plain``: of a model that states no confidence."""
     return {"confidence": {"source": "answer_logprob"}, **({"states_confidence": False} if plain else {})}
+
+
+def form_keys(file: Path, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Keys of a tier with the form of a run's ``predictions``, of ``file``; empty if no form is beside the file."""
+    beside = prompt_file(file.resolve() if file.is_dir() else file.resolve().parent)
+    if beside is None:
+        return {}
+    digests, named = read_prompt_file(beside).form.digests(), {p.form for p in predictions}
+    if named == set(digests.values()):
+        several = {} if len(digests) == 1 else {"category": BY_REQUEST}
+        return {"form": str(beside), **several}
+    only = [category for category, digest in digests.items() if named == {digest}]
+    return {"form": str(beside), "category": only[0]} if only else {}
 
 
 def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:

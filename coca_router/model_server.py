@@ -23,6 +23,7 @@ from coca_router import http_server as server
 from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest, read_request
 from coca_router.output_stream import StopStrings
+from coca_router.prompts import CATEGORY_HEADER, ServedPrompt, check_category
 
 _BODY_S, _BODY_BYTES = 30.0, 4_000_000  # limits of a request's body
 
@@ -37,11 +38,15 @@ class ModelServer:
 
     def __init__(
         self, policy: Policy, name: str, *, concurrent: int = 4, waiting: int = 64, max_tokens: int = 1024,
-        key: str | None = None, hosts: Sequence[str] = (),
+        key: str | None = None, hosts: Sequence[str] = (), form: ServedPrompt | None = None,
     ) -> None:  # fmt: skip
-        """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429."""
+        """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429.
+
+        ``form`` None: messages are rendered as they are sent.
+        """
         self._policy, self.name, self._access = policy, name, server.Access(key, hosts=hosts)
         self.shutdown = server.Shutdown()
+        self._form = form or ServedPrompt.without_instruction(None)
         self._concurrent, self._waiting, self._max_tokens = concurrent, waiting, max_tokens
         self._limiter: anyio.CapacityLimiter | None = None
         self.accepted = self.running = self.generated = 0
@@ -73,7 +78,9 @@ class ModelServer:
                 raise ApiError(400, f"{name} is not supported by this server", param=name)
         if self.accepted >= self._concurrent + self._waiting:
             raise ApiError(429, "too many requests are waiting already", retry_after=1)
-        prompt = self._prompt(request)
+        category = http.headers.get(CATEGORY_HEADER)
+        check_category([self._form], category)
+        prompt = self._prompt(request, category)
         if self._limiter is None:  # a limiter belongs to the event loop that it is made in
             self._limiter = anyio.CapacityLimiter(self._concurrent)
         limiter = self._limiter
@@ -92,9 +99,9 @@ class ModelServer:
         finally:
             self.accepted -= 1
 
-    def _prompt(self, request: ChatRequest) -> list[int]:
+    def _prompt(self, request: ChatRequest, category: str | None) -> list[int]:
         """Token ids of the prompt; ApiError if the template refuses it, or it leaves no room for an answer."""
-        tokenizer, messages = self._policy.tokenizer, [message.as_dict() for message in request.messages]
+        tokenizer, messages = self._policy.tokenizer, self._form.messages(request, category)
         try:
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except (jinja2.TemplateError, TypeError) as error:

@@ -3,6 +3,7 @@
 The result does not depend on how the text is cut into chunks.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
@@ -10,9 +11,13 @@ import regex
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 
-_GRAMMAR = regex.compile(ResponseParser().grammar)
 _BLANK = regex.compile(r"\A(?:\s*\n|\s+)")
 MAX_CHARACTERS = 512  # longest confidence segment, white space included
+
+
+@functools.cache
+def _grammar(decimals: int | None) -> regex.Pattern[str]:
+    return regex.compile(ResponseParser(decimals=decimals).grammar)
 
 
 class ConfidenceReader:
@@ -23,7 +28,9 @@ class ConfidenceReader:
         confidence: s in [0, 1] once the state is ``valid``, else None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, decimals: int | None = None) -> None:
+        """``decimals`` as of :class:`ResponseParser`."""
+        self._grammar = _grammar(decimals)
         self._held = ""
         self.state: Literal["reading", "valid", "invalid"] = "reading"
         self.confidence: float | None = None
@@ -33,7 +40,7 @@ class ConfidenceReader:
         if self.state != "reading":
             return text
         self._held += text
-        match = _GRAMMAR.match(self._held, partial=True)
+        match = self._grammar.match(self._held, partial=True)
         if match is not None and match.partial and len(self._held) <= MAX_CHARACTERS:
             return ""
         if match is None or match.partial or match.end() > MAX_CHARACTERS:

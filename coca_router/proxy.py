@@ -23,6 +23,7 @@ from coca_router.backends import Backend, BackendError, http_session
 from coca_router.config import ServingConfig, TierPolicy, tier_policies
 from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import ApiError, ChatRequest, read_json_body, read_request, read_threshold
+from coca_router.prompts import CATEGORY_HEADER, check_category
 from coca_router.request_log import LogError, RequestLog
 from coca_router.router import Router, Tier
 from coca_router.trace import Trace
@@ -157,15 +158,20 @@ class Proxy:
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
             threshold = read_threshold(chat.model, self.config.name)
             tiers = self._tiers if self._passing is None or chat.passed() is None else [self._passing]
+            category = request.headers.get(CATEGORY_HEADER)
+            if tiers is self._tiers:
+                check_category([tier.prompt for tier in tiers], category)
             for tier in tiers:
                 tier.check(chat, threshold)
-            await self._answer(chat, tiers, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply)
+            trace = Trace(f"chatcmpl-{uuid.uuid4().hex}", domain)
+            await self._answer(chat, tiers, threshold, category, trace, reply)
         finally:
             self.running -= 1
 
     async def _answer(
-        self, chat: ChatRequest, tiers: Sequence[Tier], threshold: float | None, trace: Trace, reply: server.Reply
-    ) -> None:
+        self, chat: ChatRequest, tiers: Sequence[Tier], threshold: float | None, category: str | None, trace: Trace,
+        reply: server.Reply,
+    ) -> None:  # fmt: skip
         question = chat.messages[-1].as_dict()["content"] or ""
         keep = self.config.log is not None and self.config.log.texts
         writer = AnswerWriter(chat, trace.id, reply, trace.headers, lambda: {"coca": trace.fields()}, keep=keep)
@@ -177,7 +183,7 @@ class Proxy:
 
         async def work() -> None:
             nonlocal logged
-            await Router(self.config, tiers, chat, threshold, trace, writer).answer()
+            await Router(self.config, tiers, chat, threshold, trace, writer, category).answer()
             logged = True
             note("ok")  # before the client has the whole answer, and so can label it
             await writer.end(trace.finish_reason or "stop", trace.prompt_tokens, trace.answer_tokens)

@@ -133,6 +133,7 @@ def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
         model=row["tier"],
         tokens=row["tokens"].get(row["tier"]),  # with those of its confidences
         answer_probability=row.get("answer_probability") if stated else None,  # rows of older releases lack it
+        form=row.get("form"),
     )
 
 

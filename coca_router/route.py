@@ -1,7 +1,7 @@
 """``coca-router route``: replay routing from the tiers' predictions."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
-from coca_router.config import bands_from, source_keys, tiers_yaml
+from coca_router.config import bands_from, form_keys, source_keys, tiers_yaml
 from coca_router.replay import Setting, Tiers, by_answer, join_tiers, setting_of_share
 
 _SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     for source, rows in sources.items():
         tiers = join_tiers(rows, prices, count)
         plain = [all(p.confidence is None for p in stated) for stated in read.values()]
-        added, found[source] = _compare(tiers, source, plain, arguments.share)
+        forms = [form_keys(path, rows) for path, rows in zip(files, read.values(), strict=True)]
+        added, found[source] = _compare(tiers, source, plain, forms, arguments.share)
         text += added
     if arguments.output is not None:
         right = {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)}
@@ -60,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(tiers: Tiers, source: str, plain: Sequence[bool], share: float | None) -> tuple[str, dict[str, Any]]:
+def _compare(
+    tiers: Tiers, source: str, plain: Sequence[bool], forms: Sequence[Mapping[str, Any]], share: float | None
+) -> tuple[str, dict[str, Any]]:
     """Tables of tiers and thresholds by one source of confidences, with the policy of ``share``, and its figures."""
     settings = list(dict.fromkeys(setting_of_share(tiers, share) for share in _SHARES))
     setting = None if share is None else setting_of_share(tiers, share)
@@ -89,7 +92,7 @@ def _compare(tiers: Tiers, source: str, plain: Sequence[bool], share: float | No
             f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} "
             f"to {setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
             f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}.\n\n"
-            f"```yaml\n{_policy_yaml(tiers, setting, source, plain)}```\n\n"
+            f"```yaml\n{_policy_yaml(tiers, setting, source, plain, forms)}```\n\n"
         )
     return text, {"settings": [asdict(s) for s in settings], "share": setting and asdict(setting)}
 
@@ -106,7 +109,9 @@ def _prices(text: str | None, tiers: int) -> list[float]:
     return prices
 
 
-def _policy_yaml(tiers: Tiers, setting: Setting, source: str, plain: Sequence[bool]) -> str:
+def _policy_yaml(
+    tiers: Tiers, setting: Setting, source: str, plain: Sequence[bool], forms: Sequence[Mapping[str, Any]]
+) -> str:
     """A configuration of `serve` with the setting; addresses and names of models are placeholders."""
     names = ["small", "large"] if len(tiers.names) == 2 else [f"tier{i + 1}" for i in range(len(tiers.names))]
     notes = "".join(f"# {name}: {one_line(file)}\n" for name, file in zip(names, tiers.names, strict=True))
@@ -116,4 +121,5 @@ def _policy_yaml(tiers: Tiers, setting: Setting, source: str, plain: Sequence[bo
     if source == "answer_logprob":
         keys = {name: source_keys(each) | keys[name] for name, each in zip(names, plain, strict=True)}
     keys[names[-1]] = {"states_confidence": False} if plain[-1] else {**bands_from(0), "invalid": "answer"}
+    keys = {name: {**form, **keys[name]} for name, form in zip(names, forms, strict=True)}
     return notes + tiers_yaml(keys, backends=urls)

@@ -14,6 +14,7 @@ from coca_router.decision import Budget, Decision, ThresholdRule, answer_from, d
 from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
 from coca_router.output_stream import ConfidenceReader, OutputStream
+from coca_router.prompts import ServedPrompt
 from coca_router.trace import Trace
 
 _LOG = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ class Tier:
             values["seed"] = request.seed ^ sample  # stays within 64 bits
         return values
 
+    @property
+    def prompt(self) -> ServedPrompt:
+        return self.policy.prompt
+
     def check(self, request: ChatRequest, threshold: float | None) -> None:
         """Raise ApiError 400 for a request to which the tier's calibration or certificate does not apply."""
         pinned = self.pinned_sampling()
@@ -66,7 +71,8 @@ class Tier:
         }
         if request.stops:
             wrong["stop"] = "no stop strings; send none"
-        if any(message.role in ("system", "developer") for message in request.messages):
+        systems = [message.as_dict() for message in request.messages if message.role in ("system", "developer")]
+        if any(message["content"] != self.prompt.form.system_prompt for message in systems[:1]) or systems[1:]:
             wrong["messages"] = "its own system prompt; send none"
         if threshold is not None and self.policy.risk is not None:
             wrong["model"] = f"its own threshold; use the model {request.model.partition('@')[0]!r}"
@@ -74,16 +80,6 @@ class Tier:
             done = "calibrated" if self.policy.risk is None else "certified"
             message = f"{name}: tier {self.name} is {done} with {allowed}"
             raise ApiError(400, message, param=name, code="pinned_parameter")
-
-    def messages(self, request: ChatRequest) -> list[Mapping[str, Any]]:
-        """The client's messages with the tier's prompt in front of their system message."""
-        messages: list[Mapping[str, Any]] = [message.as_dict() for message in request.messages]
-        if not self.config.prompt:
-            return messages
-        if messages[0]["role"] == "system":
-            joined = {**messages[0], "content": f"{self.config.prompt}\n\n{messages[0]['content']}"}
-            return [joined, *messages[1:]]
-        return [{"role": "system", "content": self.config.prompt}, *messages]
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,7 @@ class Router:
     threshold: float | None  # the confidence from which each tier but the last answers; None: the configuration's
     trace: Trace
     writer: AnswerWriter
+    category: str | None = None  # that the request names
 
     async def answer(self) -> None:
         """Raise BackendError if no tier that the policy allows gave a whole answer."""
@@ -138,6 +135,7 @@ class Router:
         trace.stated_confidence = trace.answer_probability = trace.confidence = None
         trace.tokens_to_confidence = trace.basis = trace.prompt_tokens = None
         trace.decides = rule is not None and budget.tokens != 0
+        trace.form = tier.prompt.digest(self.request, self.category)
         if budget.tokens == 0:
             decision = Decision("refuse", "the request's tokens are spent")
             trace.add_decision(tier.name, decision)
@@ -160,8 +158,8 @@ class Router:
 
     async def _state(self, tier: Tier, sample: int, limit: int) -> tuple[float | None, int]:
         """One more confidence and its tokens; the request is aborted at the closing tag."""
-        asked = tier.messages(self.request), limit, tier.sampling(self.request, sample)
-        reader, seen = ConfidenceReader(), 0
+        asked = tier.prompt.messages(self.request, self.category), limit, tier.sampling(self.request, sample)
+        reader, seen = ConfidenceReader(tier.prompt.form.decimals), 0
         async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 self.trace.tokens[tier.name] += chunk.tokens
@@ -219,10 +217,10 @@ class TierAnswer:
         budget: Budget,
         others: Sequence[asyncio.Task[tuple[float | None, int]]],
     ) -> None:
-        request, writer = router.request, router.writer
+        request, writer, self._category = router.request, router.writer, router.category
         self._request, self._trace, self._writer = request, router.trace, writer
         self._tier, self._rule, self._budget, self._others = tier, rule, budget, others
-        self._reader, self._tokens = ConfidenceReader(), _TokenCounts()
+        self._reader, self._tokens = ConfidenceReader(tier.prompt.form.decimals), _TokenCounts()
         # The log-probs are known after the answer, which is held back until then.
         self._by_log_prob = tier.config.confidence.source == "answer_logprob"
         self._log_probs: list[float] = []
@@ -242,7 +240,8 @@ class TierAnswer:
         if limit is not None and tier.config.states_confidence:
             limit += tier.config.max_confidence_tokens
         sampling = tier.sampling(request) | ({"logprobs": True} if self._by_log_prob else {})
-        return tier.messages(request), least(self._budget.tokens, limit), sampling | (request.passed() or {})
+        messages = tier.prompt.messages(request, self._category)
+        return messages, least(self._budget.tokens, limit), sampling | (request.passed() or {})
 
     async def feed(self, chunk: Chunk) -> Decision | None:
         """Take a chunk; return a decision if the answer is not wanted."""

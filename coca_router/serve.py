@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: dtype of the computation")
     variables = '--model: variables of its chat template, {"enable_thinking": false} for example'
     option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
+    category = "--model: its instruction follows each question (default: the only one that was trained); request: by "
+    option("--category", metavar="NAME", help=f"{category}the header x-coca-category")
+    raw = "--model: render messages as they are sent, without the system prompt and instruction of the training"
+    option("--raw-prompts", action="store_true", help=raw)
     option("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
     name = "--model: a name by which clients reach it, where no key is set (addresses and localhost always do)"
     option("--allow-host", action="append", default=[], metavar="NAME", help=name)
@@ -76,10 +80,12 @@ def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
 
 
 def _serve_model(arguments: argparse.Namespace) -> int:
+    from coca_mindspeed.cli.trained_prompt import trained_prompt_of
     from coca_mindspeed.config.schema import ModelConfig
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.policy import choose_device
     from coca_router.model_server import ModelServer
+    from coca_router.prompts import ServedPrompt
 
     variable = arguments.api_key_env
     key = None if variable is None else os.environ.get(variable)
@@ -88,14 +94,20 @@ def _serve_model(arguments: argparse.Namespace) -> int:
     where = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     if key is None:
         _warn_if_reachable(*where, "--api-key-env")
+    path = model_of(arguments.model)
+    trained = None if arguments.raw_prompts else trained_prompt_of(path)
+    if trained is None and arguments.category is not None:
+        raise UsageError(f"--category: {arguments.model} names no form of a prompt; leave --category out")
+    form = None
+    if trained is not None:
+        form = ServedPrompt.of_form(trained.form, arguments.category, key="--category")
     device = choose_device(arguments.device, where="--device")
     config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
-    path = model_of(arguments.model)
     print(f"loading {path}", file=sys.stderr, flush=True)
     policy = load_policy(path, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
-    server = ModelServer(policy, name, **sizes, key=key, hosts=[where[0], *arguments.allow_host])
+    server = ModelServer(policy, name, **sizes, key=key, hosts=[where[0], *arguments.allow_host], form=form)
     return _serve(arguments, server, *where, f"{name}: {arguments.model}")
 
 

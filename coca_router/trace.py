@@ -11,7 +11,7 @@ _FIELDS = (
     *("confidence", "stated_confidence", "answer_probability", "action", "tier", "reason", "tokens_to_confidence"),
     "tokens",
 )
-_LOGGED = ("id", "domain", *_FIELDS, "basis", "prompt_tokens", "answer_tokens", "finish_reason", "steps")
+_LOGGED = ("id", "domain", *_FIELDS, "basis", "form", "prompt_tokens", "answer_tokens", "finish_reason", "steps")
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class Trace:
     domain: str | None = None
     tier: str = ""  # asked last
     decides: bool = False  # whether a confidence decides on the answer of ``tier``
+    form: str | None = None  # digest of its prompt's form
     action: str = ""
     reason: str = ""
     # Why an answer with a confidence was given: exhausted where a cap allowed no escalation. None for other answers,
