@@ -1,4 +1,4 @@
-"""``docs/examples/coca_in_one_file.py`` against the engine: same seed, same responses, same first gradient."""
+"""``examples/coca_in_one_file.py`` against the engine: same seed, same responses, same first gradient."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.scoring.responses import response_scorer
 from tests.local.runs_for_tests import small_session
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "coca_in_one_file.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "coca_in_one_file.py"
 
 
 @pytest.fixture(scope="module")

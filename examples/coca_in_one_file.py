@@ -1,7 +1,7 @@
 """CoCA in one file: sample, grade, compute advantages, update, with torch, transformers and ``coca_mindspeed``.
 
     coca-mindspeed demo --output runs/demo                       # makes the tiny model that this starts from
-    python docs/examples/coca_in_one_file.py runs/demo/warm_start --steps 300
+    python examples/coca_in_one_file.py runs/demo/warm_start --steps 300
 
 The model answers sums such as ``2100+4300=`` (12 + 34, units first) by ``<confidence>0.83</confidence>64``.  Of G
 answers to a sum, a share is right: GESR, the group's empirical success rate.  The tokens of the confidence learn from
