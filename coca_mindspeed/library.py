@@ -34,7 +34,7 @@ class CocaAdvantages:
         answers: the answer segment of each response; of an invalid one, the whole text.
         credit: rewards, GESR and advantages by group; on the CPU.
         metrics: ``rollout/ece``, ``rollout/gesr``, ``reward/confidence`` and the other metrics of a batch, by the names
-            of docs/training.md; NaN where undefined.
+            of docs/troubleshooting.md; NaN where undefined.
     """
 
     advantages: Tensor

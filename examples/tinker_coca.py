@@ -53,7 +53,7 @@ def train(
     max_tokens: int,
     lr: float,
 ) -> list[dict[str, float]]:
-    """Train ``trainer``, a Tinker training client, and return the metrics of each step (docs/training.md)."""
+    """Train ``trainer``, a Tinker training client, and return the metrics of each step (docs/troubleshooting.md)."""
     grader = build_grader("auto")
     table = token_text(tokenizer, len(tokenizer))
     sampling = types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=[tokenizer.eos_token_id])

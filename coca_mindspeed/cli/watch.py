@@ -128,7 +128,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     problems = {**health_problems(rows[-NO_SIGNAL_STEPS:], method), **gap_problem(rows)}
     if len(rows) >= NO_SIGNAL_STEPS and problems:
         text = "\n".join(f"warning: {text}" for text in problems.values())
-        parts.append(Text(f"{text}\nsee docs/training.md", style="bold red"))
+        parts.append(Text(f"{text}\nsee docs/troubleshooting.md", style="bold red"))
     samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
     answers = [row for file in samples for _, row in read_json_lines(file)]
     parts.append(Panel(_scalars(rows), title=terminal_text(f"{path.name}, step {step}{progress}")))

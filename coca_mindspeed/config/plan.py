@@ -109,7 +109,7 @@ class QuestionCounts:
             reason = f"each of its {self.train:,} different questions is asked {self.times:.0f} times on average"
             fix = (
                 f"use more questions or fewer steps: from about {_OFTEN} times on, a model may learn the answers by "
-                "heart, and its confidence fails on new questions (docs/training.md, new questions)"
+                "heart, and its confidence fails on new questions (docs/troubleshooting.md, new questions)"
             )
             found.append(Problem("questions-repeated", train_key, train, reason, fix))
         if self.shared:

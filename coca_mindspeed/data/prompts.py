@@ -143,7 +143,7 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
         return f"{where} cannot render a prompt: {error}"
     return (
         f"{where} refuses the method's system message ({error}); put its text before the first user message in the "
-        "template (see docs/training.md), so that training and serving render the same prompt"
+        "template (see docs/troubleshooting.md), so that training and serving render the same prompt"
     )
 
 
@@ -183,8 +183,8 @@ def no_chat_template(key: str, path: object) -> Problem:
     """The problem of a model in ``path``, named by ``key``, whose tokenizer has no chat template."""
     reason = "its tokenizer has no chat template, as that of a base model"
     fix = (
-        "use the model's instruct version, or write a chat_template.jinja into its directory (docs/training.md, the "
-        "chat template is refused)"
+        "use the model's instruct version, or write a chat_template.jinja into its directory "
+        "(docs/troubleshooting.md, the chat template is refused)"
     )
     return Problem("no-chat-template", key, path, reason, fix)
 
@@ -320,7 +320,7 @@ def check_no_open_thought(end: str, where: str, keys: TemplateKeys) -> None:
         raise ConfigError(
             f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
             f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
-            f"(docs/training.md), or set {keys.allow_open_thinking}=true"
+            f"(docs/troubleshooting.md), or set {keys.allow_open_thinking}=true"
         )
 
 
@@ -332,8 +332,8 @@ def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, of: st
         if NO_SYSTEM_PROMPT in str(getattr(tokenizer, "chat_template", "")):
             return
         remedy = (
-            "put it before the first user message in the template (see docs/training.md), or mark a template that "
-            f"omits it on purpose by the comment {NO_SYSTEM_PROMPT}"
+            "put it before the first user message in the template (see docs/troubleshooting.md), or mark a template "
+            f"that omits it on purpose by the comment {NO_SYSTEM_PROMPT}"
         )
     raise ConfigError(
         f"{where} omits the {message['role']} message of {of}: expected "

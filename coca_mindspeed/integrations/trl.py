@@ -102,9 +102,9 @@ def _text(content: Any) -> str:
 class CocaTrainer(GRPOTrainer):
     """A ``GRPOTrainer`` whose segments have advantages of their own.
 
-    TRL's metric ``rewards/.../mean`` is the accuracy; CoCA's metrics have the names of docs/training.md.  The table of
-    ``log_completions`` gets the columns ``confidence``, ``confidence_advantage`` and ``answer_advantage``; its column
-    ``advantage`` is TRL's own.
+    TRL's metric ``rewards/.../mean`` is the accuracy; CoCA's metrics have the names of docs/troubleshooting.md.  The
+    table of ``log_completions`` gets the columns ``confidence``, ``confidence_advantage`` and ``answer_advantage``; its
+    column ``advantage`` is TRL's own.
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "coca"]  # noqa: RUF012  as of GRPOTrainer

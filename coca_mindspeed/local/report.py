@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coca_mindspeed.local.run import LocalRun
 
 _FEW_VALID = 0.5
-_IGNORED = "see docs/training.md, the model ignores the format"
+_IGNORED = "see docs/troubleshooting.md, the model ignores the format"
 _LONGEST_TEXT = 300  # characters of a question or response in the report
 _SUMMARY, _BEFORE, _AFTER = "summary.json", "predictions_before.jsonl", "predictions_after.jsonl"
 
@@ -68,7 +68,7 @@ def finish_run(run: "LocalRun", before: Sequence[Prediction], after: Sequence[Pr
     if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
         print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
     if problem := _problem(_last_steps(run.output, after)):
-        print_text(f"warning: {problem} (see docs/training.md)", sys.stderr)
+        print_text(f"warning: {problem} (see docs/troubleshooting.md)", sys.stderr)
     print(f"{seconds['total']:.0f} s; report with pictures: {page}")
 
 

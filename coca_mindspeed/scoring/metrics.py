@@ -361,7 +361,7 @@ class HealthWarnings:
         if not new:
             return None
         steps = f"steps {step - len(self._recent) + 1} to {step}"
-        return f"warning: {steps}: {'; '.join(new)} (see docs/training.md)"
+        return f"warning: {steps}: {'; '.join(new)} (see docs/troubleshooting.md)"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -148,7 +148,7 @@ def _provenance(results: Results, plan: Plan, command: str) -> str:
         "confidences and number of questions; an ECE near it does not differ from calibration.",
         *(
             f"{setting.title}: the SFT warm-up taught `instruct` confidences that are mostly high and independent of "
-            "the question (docs/training.md). Its over-confidence is not a finding about the model."
+            "the question (docs/troubleshooting.md). Its over-confidence is not a finding about the model."
             for setting in plan.settings.values()
             if setting.real_world is not None
         ),

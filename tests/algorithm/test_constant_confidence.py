@@ -1,4 +1,4 @@
-"""Where a policy's confidence settles that does not depend on the question; the figures of docs/method.md.
+"""Where a policy's confidence settles that does not depend on the question; the figures of docs/reproduce.md.
 
 The Brier score draws it to the mean success rate.  Divided by the deviation of its group it is another score: groups
 count by which way they pull and hardly by how far, so the confidence is drawn towards the median.

@@ -180,7 +180,7 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
     said = capsys.readouterr().err
     assert said.count("warning: steps") == 1  # besides that of gold answers that are longer
     assert "warning: steps 1 to 5: 100% of the responses state no valid confidence; nothing to learn: in 100%" in said
-    assert "docs/training.md" in said
+    assert "docs/troubleshooting.md" in said
     console = Console(file=io.StringIO(), width=200)
     console.print(dashboard(tmp_path / "run")[0])
     assert "warning: nothing to learn" in console.file.getvalue()

@@ -300,7 +300,7 @@ def test_a_head_that_tying_would_drop_is_refused(tmp_path, model, file, own):
 
 
 def test_the_documented_lines_mend_such_a_template(tmp_path, model):
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
     lines = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
     path = set_config(model, tmp_path / "gemma")
     loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
