@@ -8,12 +8,12 @@ import torch
 from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.inputs import load_data
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left
 from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.validation import load_data
 
 
 def warm_policy(directory: Path, prompts: int) -> tuple[Policy, list[list[int]]]:

@@ -17,9 +17,9 @@ from benchmarks.our_step import OurStep
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.local.inputs import load_data
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run import warm_start
-from coca_mindspeed.local.validation import load_data
 
 WAYS = OURS, TRL = "ours", "TRL"
 CPU = torch.device("cpu")

@@ -117,7 +117,7 @@ def _questions(given: Sequence[str]) -> Iterator[str]:
 def _check_context(path: Path, config: RunConfig, records: Sequence[Record], system_prompt: str | None) -> None:
     """Refuse prompts that do not fit, with the longest response, into the context of the model in ``path``."""
     from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_config
-    from coca_mindspeed.local.validation import LengthLimits, check_lengths
+    from coca_mindspeed.local.prompt_checks import LengthLimits, check_lengths
 
     tokenizer = load_model_tokenizer(path, config.model, where="MODEL")
     architecture = read_model_config(path, config.model, where="MODEL")

@@ -27,7 +27,7 @@ from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.validation import LengthLimits, check_prompts
+from coca_mindspeed.local.prompt_checks import LengthLimits, check_prompts
 from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ def trained_prompt_of(path: Path, *, custom_code: bool = False) -> TrainedPrompt
     run = next((place for place in (path, path.parent) if is_ours(place, "run")), None)
     if run is None or not (run / "config.yaml").is_file():
         return None
-    from coca_mindspeed.local.validation import load_data, trained_prompt
+    from coca_mindspeed.local.inputs import load_data, trained_prompt
 
     config = compose_run(str(run / "config.yaml")).run
     if is_custom(config.method.name) and not custom_code:

@@ -23,6 +23,7 @@ from coca_mindspeed.errors import raise_problems
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.checkpoint import check_saveable, export_model
 from coca_mindspeed.local.evaluation import HeldOut, Preflight, run_preflight
+from coca_mindspeed.local.inputs import RunInputs, trained_prompt
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import load_model_tokenizer, needs_date, weight_shapes
 from coca_mindspeed.local.plan import make_plan
@@ -35,21 +36,19 @@ from coca_mindspeed.local.policy import (
     require_peft,
     resolve_dtype,
 )
+from coca_mindspeed.local.prompt_checks import (
+    LengthLimits,
+    check_answers,
+    check_lengths,
+    check_prompts,
+    ordinary_pad_token,
+)
 from coca_mindspeed.local.run_directory import check_same_prompt, with_model, write_settings
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.sft import run_sft_warm_up, sft_progress, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
-from coca_mindspeed.local.validation import (
-    LengthLimits,
-    RunInputs,
-    check_answers,
-    check_lengths,
-    check_prompts,
-    ordinary_pad_token,
-    trained_prompt,
-)
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER

@@ -19,13 +19,13 @@ from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
+from coca_mindspeed.local.inputs import warm_up_format
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy, dtype_of_weights, load_adapters
 from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.run_directory import WARMED_UP, list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbatches
-from coca_mindspeed.local.validation import warm_up_format
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import StepProgress

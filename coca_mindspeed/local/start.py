@@ -16,6 +16,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import records_digest
 from coca_mindspeed.errors import Problem, find_problems, raise_problems
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.inputs import RunInputs, load_data, read_warm_up_records
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.model_files import check_template_file, download_model
 from coca_mindspeed.local.run_directory import (
@@ -28,7 +29,6 @@ from coca_mindspeed.local.run_directory import (
     with_model,
     with_stored,
 )
-from coca_mindspeed.local.validation import RunInputs, load_data, read_warm_up_records
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.utils.files import is_hub_id
 

@@ -88,9 +88,9 @@ def _measure(
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.model_files import load_model_tokenizer
     from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.local.prompt_checks import LengthLimits, check_prompts
     from coca_mindspeed.local.respond import predict
     from coca_mindspeed.local.schedule import generator
-    from coca_mindspeed.local.validation import LengthLimits, check_prompts
     from coca_mindspeed.utils.progress import StepProgress
     from experiments.readings import Numbers
 

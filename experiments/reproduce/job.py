@@ -19,6 +19,7 @@ from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.evaluation import HeldOut
+from coca_mindspeed.local.inputs import load_data, read_warm_up_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.policy import Policy, choose_device
@@ -26,7 +27,6 @@ from coca_mindspeed.local.run import LocalRun, warm_start
 from coca_mindspeed.local.run_directory import with_model
 from coca_mindspeed.local.sft import run_sft_warm_up
 from coca_mindspeed.local.start import open_run
-from coca_mindspeed.local.validation import load_data, read_warm_up_records
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
 from experiments.answers import read_answers, with_reading, write_answers

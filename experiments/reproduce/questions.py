@@ -9,8 +9,8 @@ from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.records import Record, read_records, repetition, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.inputs import load_data
 from coca_mindspeed.local.model_files import needs_date
-from coca_mindspeed.local.validation import load_data
 from experiments.miniature import miniature
 from experiments.real_world.families import Sizes, real_world_sets
 from experiments.reproduce.plan import Job, Plan, SettingPlan, run_config

@@ -105,7 +105,7 @@ def test_a_run_of_an_earlier_version_is_exported_with_the_form_of_its_questions(
     def missing(*_):
         raise MissingDependencyError("not installed: pyarrow")
 
-    monkeypatch.setattr("coca_mindspeed.local.validation.load_data", missing)
+    monkeypatch.setattr("coca_mindspeed.local.inputs.load_data", missing)
     assert main(["export", str(run), "--output", str(tmp_path / "other")]) == 0
     found = json.loads((tmp_path / "other" / "coca_prompt.json").read_text())
     assert found == {**written, "form": {**written["form"], "instructions": {}}}

@@ -11,7 +11,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.metrics import HEADLINE
-from coca_mindspeed.local.validation import trained_prompt
+from coca_mindspeed.local.inputs import trained_prompt
 from coca_mindspeed.utils.directories import write_marker
 from coca_mindspeed.utils.json_files import write_json
 

@@ -18,7 +18,7 @@ from coca_mindspeed.data.formats import data_files, hub_rows, read_rows
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import CocaError, DataError, MissingDependencyError
-from coca_mindspeed.local.validation import load_data
+from coca_mindspeed.local.inputs import load_data
 from tests.data import source_rows
 
 ROWS = [

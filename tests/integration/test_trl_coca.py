@@ -27,8 +27,8 @@ from coca_mindspeed.data.export import export_records, record_of, trl_row  # noq
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
 from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
 from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
+from coca_mindspeed.local.inputs import load_data  # noqa: E402
 from coca_mindspeed.local.run import warm_start  # noqa: E402
-from coca_mindspeed.local.validation import load_data  # noqa: E402
 from coca_mindspeed.scoring.metrics import HealthWarnings, gap_problem  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"

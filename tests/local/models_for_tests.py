@@ -12,8 +12,8 @@ from coca_mindspeed.local.inverse_cdf import check_drawn, numbers_per_draw, toke
 from coca_mindspeed.local.load import checkpoint_activations
 from coca_mindspeed.local.model_files import load_model_tokenizer
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prompt_checks import check_prompts
 from coca_mindspeed.local.update import ResponseBatch
-from coca_mindspeed.local.validation import check_prompts
 from tests import tokenizers_for_tests as kinds
 
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

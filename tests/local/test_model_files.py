@@ -23,9 +23,9 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.model_files import check_template_file, load_model_tokenizer, weight_shapes
+from coca_mindspeed.local.prompt_checks import LengthLimits, ordinary_pad_token
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from coca_mindspeed.local.validation import LengthLimits, ordinary_pad_token
 from coca_mindspeed.utils.directories import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import check_model, set_config, write_random_model

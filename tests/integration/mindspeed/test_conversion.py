@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.inputs import read_warm_up_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import WARMED_UP
 from coca_mindspeed.local.sft import run_sft_warm_up
-from coca_mindspeed.local.validation import read_warm_up_records
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import json_lines

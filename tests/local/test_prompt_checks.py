@@ -11,8 +11,8 @@ from coca_mindspeed.data.prompts import encode_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.model_files import context_limit, load_model_tokenizer
+from coca_mindspeed.local.prompt_checks import LengthLimits, check_lengths
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.local.validation import LengthLimits, check_lengths
 from tests.local.models_for_tests import check_model, write_random_model
 from tests.local.runs_for_tests import QUESTIONS
 
