@@ -202,9 +202,10 @@ clean-runs:  ## remove runs/, trainings included
 frozen: $(STAMP)  ## write the frozen texts of tests anew (what starts write and print)
 	for module in mindspeed.test_run_files launch.test_dry_runs cli.test_frozen_demo; do $(BIN)/python -m tests.$$module || exit 1; done
 
-docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+docs: $(STAMP)  ## renew the tables of docs that are made from the code: keys, files of a run
 	sed -i '1,/<!-- keys -->/!d' docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
+	$(BIN)/python -m tests.test_docs
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

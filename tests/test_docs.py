@@ -1,7 +1,16 @@
-"""The pages: links between files of the repository, and the tables that are made from the code."""
+"""The pages: links between files of the repository, and the tables that are made from the code.
+
+``make docs`` renews the tables: ``python -m tests.test_docs``.
+"""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.local.run_directory import FILES
+from coca_mindspeed.utils.directories import LOCK, MARKER
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = ("benchmarks", "docs", "experiments", "recipes")
@@ -35,3 +44,33 @@ def broken_links(page: Path) -> list[str]:
 
 def test_links_within_the_repository_lead_to_a_file_and_a_heading():
     assert [link for page in pages() for link in broken_links(page)] == []
+
+
+def files_of_a_run() -> str:
+    """The table of the files in a run's directory."""
+    rows = {
+        MARKER: "id, release, method, digests of data and prompt; marks the directory as a run",
+        LOCK: "held while a process uses the directory",
+    } | FILES
+    return "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
+
+
+#: Page, head and rows of each table.
+TABLES: list[tuple[str, str, Callable[[], str]]] = [("docs/training.md", "| file | contents |", files_of_a_run)]
+
+
+def renewed(page: str, head: str, rows: str) -> str:
+    """The text of ``page`` with ``rows`` in its table of this head."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    begin, old = re.search(rf"({re.escape(head)}\n\|[ |-]+\|\n)((?:\|.*\n)*)", text).groups()
+    return text.replace(begin + old, begin + rows)
+
+
+@pytest.mark.parametrize(("page", "head", "made"), TABLES)
+def test_a_table_that_is_made_from_the_code_is_current(page, head, made):
+    assert renewed(page, head, made()) == (ROOT / page).read_text(encoding="utf-8"), "make docs"
+
+
+if __name__ == "__main__":
+    for page, head, made in TABLES:
+        (ROOT / page).write_text(renewed(page, head, made()), encoding="utf-8")

@@ -47,12 +47,38 @@ _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
 _UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
-# Everything that a run writes: must not exist before, and is removed when a run without steps starts again.
+#: The files of a run, one line each; ``make docs`` writes them into docs/training.md.
+FILES = {
+    "config.yaml": "the resolved configuration",
+    PROMPT_FILE: "the form of the prompts, read by `ask`, `export` and `collect`",
+    "untrained": "the built-in tiny model before its warm-up",
+    WARMED_UP: "the model after the format warm-up",
+    "warm_up": "the last checkpoint of a warm-up that is not finished",
+    "checkpoints": "`step_NNNNNN/`: weights, moments and their step, to resume from",
+    "model": "the trained model, a Hugging Face directory (float32, adapters merged)",
+    BEST_MODEL: "the model of the best evaluation, with `best.json` (`checkpoint.best`)",
+    "metrics.jsonl": "one row per step: [metrics](troubleshooting.md#metrics-of-a-step), no wall-clock times",
+    "timing.jsonl": "one row per step: seconds of its parts",
+    "samples": "`step_NNNNNN.jsonl`: sampled responses with verdict, reason and advantages",
+    "tensorboard": "events of `logging.tensorboard`",
+    "wandb": "files of `logging.wandb`",
+    "swanlab": "files of `logging.swanlab`",
+    "predictions_before.jsonl": "the held-out questions with the responses before the training",
+    "predictions_after.jsonl": "the same after the training",
+    "evaluations": "`step_NNNNNN.jsonl`: the same during the training (`evaluation.interval`)",
+    "summary.json": "metrics of both, counts of questions, seconds",
+    "seconds.json": "wall time of warm-up, evaluations and training, summed over resumptions",
+    PROGRESS: "progress of a phase before the first step, read by `watch`",
+    "report.md": "the report as Markdown",
+    "report.html": "the report with its pictures in one file",
+    "reliability.png": "right answers at each stated confidence",
+    "training_curves.png": "rewards, ECE and length over the steps",
+    "gap.png": "stated confidence minus accuracy: first sight, repeated, held out",
+    "figures": "pictures of an earlier release's report",
+}
+# Must not exist before a run, and are removed when a run without steps starts again.
 ENTRIES = (
-    *("config.yaml", PROMPT_FILE, "untrained", "warm_start", "warm_up", "checkpoints", "model", BEST_MODEL),
-    *("metrics.jsonl", "timing.jsonl", "samples", "tensorboard", "wandb", "swanlab"),
-    *("predictions_before.jsonl", "predictions_after.jsonl", "evaluations", "summary.json", "seconds.json", PROGRESS),
-    *("report.md", "report.html", "reliability.png", "training_curves.png", "gap.png", "figures"),
+    *FILES,
     *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
 _FACTS = facts_of(RunConfig)
