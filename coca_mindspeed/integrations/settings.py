@@ -100,6 +100,24 @@ def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodSettings, 
         )
 
 
+def check_held_out(datasets: Mapping[str, Any]) -> None:
+    """Refuse an evaluation on the prompts of the training, in any order.
+
+    ``datasets`` has columns by data set, that of the training as ``train_dataset``; data sets without a length are
+    streamed, and not compared.  Raises ``ConfigError`` with a problem for each evaluation.
+    """
+    sized = {name: dataset["prompt"] for name, dataset in datasets.items() if hasattr(dataset, "__len__")}
+    train = sized.pop("train_dataset", ())
+    same = [
+        name
+        for name, prompts in sized.items()
+        if len(prompts) == len(train) and sorted(map(str, prompts)) == sorted(map(str, train))
+    ]
+    reason = "must hold other prompts than train_dataset, so that they are held out"
+    fix = "hold some out: coca-mindspeed data prepare --validation 0.1"
+    raise_problems([Problem("same-data", name, {}, reason, fix) for name in same])
+
+
 class RowGrader:
     """Grades answers to the rows that ``coca-mindspeed data export`` writes."""
 

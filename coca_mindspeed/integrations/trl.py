@@ -26,6 +26,7 @@ from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_
 from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
 from coca_mindspeed.integrations.settings import (
     RowGrader,
+    check_held_out,
     check_prompt,
     check_version,
     integration_settings,
@@ -180,10 +181,11 @@ class CocaTrainer(GRPOTrainer):
         return correct
 
     def _chats(self, datasets: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-        """Check that each prompt asks for the confidence; return a chat for each system message, by its row.
+        """Check that each prompt asks for the confidence, and that evaluations ask others than the training.
 
-        Of a data set that is streamed, the first row is checked.
+        Returns a chat for each system message, by its row.  Of a data set that is streamed, the first row is checked.
         """
+        check_held_out(datasets)
         chats: dict[str, tuple[str, list[dict[str, str]]]] = {}
         for part, dataset in datasets.items():
             prompts = dataset["prompt"] if hasattr(dataset, "__len__") else [row["prompt"] for row in dataset.take(1)]

@@ -1,6 +1,7 @@
 """``CocaTrainer`` and its example in TRL's own environment (``make test-trl``)."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import math
@@ -188,10 +189,12 @@ def test_the_stages_of_a_method_follow_the_steps(model, tmp_path, more, stages):
 def test_first_sight_repeated_and_held_out(model, tmp_path, monkeypatch):
     """A rollout is an epoch, an evaluation two batches; answers are right in training, wrong on held-out questions."""
     record = Record("1", "sums", "arithmetic", "1+0", "1", metadata={"grader": "exact"})
-    rows = datasets.Dataset.from_list([trl_row(record, training_method("coca").system_prompt, 0)] * 2)
+    asked = [record, dataclasses.replace(record, question="0+1")]
+    prompt = training_method("coca").system_prompt
+    rows, held_out = (datasets.Dataset.from_list([trl_row(one, prompt, 0)] * 2) for one in asked)
     options = {"num_generations": 4, "per_device_train_batch_size": 8, "steps_per_generation": 1, "max_steps": 6}
     options |= {"eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 2, "logging_steps": 1}
-    trainer = trainer_of(model, tmp_path, train_dataset=rows, eval_dataset=rows, options=options)
+    trainer = trainer_of(model, tmp_path, train_dataset=rows, eval_dataset=held_out, options=options)
     tokenizer = trainer.processing_class
 
     def responses(prompts, *_, **__):
@@ -208,8 +211,8 @@ def test_first_sight_repeated_and_held_out(model, tmp_path, monkeypatch):
     trainer.train()
     assert evaluated == ["60", "70", "80", "90"]  # TRL evaluates at the end, too
     first = next(row for row in trainer.state.log_history if "eval_held_out/accuracy" in row)
-    held_out = {"eval_held_out/accuracy": 0.0, "eval_held_out/confidence": 0.65, "eval_held_out/gap_error": 0.05}
-    assert {key: first[key] for key in held_out} == pytest.approx(held_out)
+    expected = {"eval_held_out/accuracy": 0.0, "eval_held_out/confidence": 0.65, "eval_held_out/gap_error": 0.05}
+    assert {key: first[key] for key in expected} == pytest.approx(expected)
     train = [row for row in trainer.state.log_history if "rollout/ece" in row]
     assert [row["first_sight/accuracy"] for row in train] == [1.0, *[None] * 5]
     assert [row["repeated/accuracy"] for row in train] == [None, *[1.0] * 5]
@@ -396,6 +399,7 @@ def test_the_boundary_is_found_on_the_ids_that_vllm_sampled(model, tmp_path, mon
         ({}, {"coca": {"grader": "exact"}, "reward_funcs": len}, "coca.grader"),
         ({}, {"tools": [len]}, "tools"),
         ({}, {"reward_funcs": [len, sum]}, "reward_funcs"),
+        ({}, {"eval_dataset": example.sums(8, "train")}, "eval_dataset"),
     ],
 )
 def test_options_that_contradict_are_refused(tmp_path, options, given, key):

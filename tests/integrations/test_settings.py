@@ -11,7 +11,13 @@ from coca_mindspeed.data.export import trl_row
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, ConfigError, DataError
 from coca_mindspeed.integrations import ms_swift, settings
-from coca_mindspeed.integrations.settings import RowGrader, check_version, integration_settings, rows_of_process
+from coca_mindspeed.integrations.settings import (
+    RowGrader,
+    check_held_out,
+    check_version,
+    integration_settings,
+    rows_of_process,
+)
 
 ROOT = Path(__file__).parents[2]
 STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
@@ -121,3 +127,24 @@ def test_each_process_has_its_own_rows_of_all(number, processes):
     parts = [gathered[rows_of_process(number, rank)] for rank in range(processes)]
     assert [row for part in parts for row in part] == gathered
     assert {len(part) for part in parts} == {number}
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "refused"),
+    [
+        ({"eval_dataset": ["c", "d"]}, []),
+        ({"eval_dataset": ["a"]}, []),
+        ({"eval_dataset": ["b", "a"]}, ["eval_dataset"]),
+        ({"sums": ["c"], "copies": ["a", "b"]}, ["copies"]),
+        ({"eval_dataset": None}, []),  # streamed
+    ],
+)
+def test_an_evaluation_on_the_prompts_of_the_training_is_refused(evaluations, refused):
+    streamed = iter(())
+    named = {"train_dataset": ["a", "b"], **evaluations}
+    columns = {name: streamed if prompts is None else {"prompt": prompts} for name, prompts in named.items()}
+    with pytest.raises(ConfigError) if refused else contextlib.nullcontext() as refusal:
+        check_held_out(columns)
+    assert not refused or [(problem.code, problem.key) for problem in refusal.value.problems] == [
+        ("same-data", name) for name in refused
+    ]
