@@ -10,79 +10,14 @@ from typing import Any, NamedTuple
 
 from coca_mindspeed.errors import Problem, show_value
 from coca_mindspeed.mindspeed.keys import RENAMES, actor_values, underscored
-from coca_mindspeed.utils.text_formats import parse_json, value_of
+from coca_mindspeed.utils.text_formats import parse_json, read_yaml, value_of
 
-_SHARED: dict[str, Any] = {
-    **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": None},
-    **{"head_dim": None, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None},
-    **{"tie_word_embeddings": False},
-}
-_LLAMA = {
-    **{"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
-    **{"attention_bias": False, "mlp_bias": False},
-}
-_QWEN = {
-    **{"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32},
-    **{"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None},
-}
-#: Model type -> keys of its configuration class in transformers that say what it computes, with their defaults.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _SHARED | _LLAMA,
-    "qwen2": _SHARED | _QWEN,
-    "qwen3": _SHARED | _QWEN | {"head_dim": 128, "attention_bias": False},
-}
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# Key of config.json -> Megatron's argument with the same value.
-_SAME = {
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "intermediate_size": "ffn_hidden_size",
-    "vocab_size": "padded_vocab_size",
-    "rope_theta": "rotary_base",
-    "rms_norm_eps": "norm_epsilon",
-}
-_SCALING = {  # key of rope_scaling -> Megatron's argument
-    "factor": "rope_scaling_factor",
-    **{key: key for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
-}
-_MEGATRON = {  # defaults of MindSpeed-RL's MegatronConfig
-    **{"rotary_base": 10000, "norm_epsilon": 1e-5, "num_query_groups": 1},
-    **{"normalization": "LayerNorm", "position_embedding_type": "learned_absolute"},
-}
-# Lengths by which vLLM also limits a sequence.
-_LENGTHS = (
-    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"),
-    *("max_sequence_length", "max_seq_length", "seq_len"),
-)
-_ALIASES = ("n_head_kv", "num_kv_heads")  # of num_key_value_heads, which vLLM prefers
-_OTHER_CONFIGURATIONS = ("text_config", "decoder", "generator", "text_encoder")
-_OTHER_ATTENTION = ("interleaved_sliding_window", "attention_chunk_size", "dual_chunk_attention_config")
-# Other keys that vLLM or transformers reads of these types, with the values that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("bias", "qkv_bias", "qk_norm"), (None, False)),
-    **dict.fromkeys(("logit_scale", "partial_rotary_factor"), (None, 1)),
-    **dict.fromkeys(("quantization_config", "compression_config"), ({}, None)),
-    **dict.fromkeys((*_OTHER_CONFIGURATIONS, *_OTHER_ATTENTION, "original_max_position_embeddings"), (None,)),
-    "is_causal": (None, True),
-}
+_DATA: dict[str, Any] = read_yaml(Path(__file__).with_name("model_families.yaml"))
+#: Model type -> class in vLLM, Megatron's arguments, and the keys that say what it computes with their defaults.
+FAMILIES: dict[str, dict[str, Any]] = _DATA["families"]
+_SAME, _SCALING, _MEGATRON = _DATA["same"], _DATA["scaling"], _DATA["megatron"]
+_LENGTHS, _ALIASES, _NEUTRAL = _DATA["lengths"], _DATA["aliases"], _DATA["neutral"]
 _DTYPES = (None, "auto", "float32", "float16", "bfloat16")  # both engines compute in the run's own
-# Keys that do not change what is computed: of the base class in transformers, and of these classes.
-_HARMLESS = frozenset(
-    (
-        *("add_cross_attention", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward"),
-        *("cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping"),
-        *("encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task"),
-        *("forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "is_encoder_decoder", "label2id"),
-        *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
-        *("num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id"),
-        *("prefix", "problem_type", "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict"),
-        *("return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature"),
-        *("tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torchscript"),
-        *("transformers_version", "typical_p", "use_bfloat16", "architectures", "auto_map", "attention_dropout"),
-        *("initializer_range", "pretraining_tp", "use_cache"),
-    )
-)
 _OF_TOOLS = ("_", "unsloth_", "transformers.js")  # beginnings of notes that tools leave
 
 
@@ -108,10 +43,11 @@ def compare_model(directory: str | None, values: Mapping[str, Any]) -> Compariso
 def _compare(found: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
     actor = {key: value for key, value in actor_values(values).items() if value is not None}
     kind = found.get("model_type")
-    if not isinstance(kind, str) or kind not in DEFAULTS:
-        expected = f"must be {', '.join(DEFAULTS)}, which MindSpeed-RL loads into vLLM"
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        expected = f"must be {', '.join(FAMILIES)}, which MindSpeed-RL loads into vLLM"
         return Comparison([_problem("model_type", kind, expected)], [])
-    config = {**DEFAULTS[kind], **found}
+    family = FAMILIES[kind]
+    config = {**family["defaults"], **found}
     generate = value_of(values, "generate_config") or {}
     longest = generate.get("max_model_len") or 2048  # MindSpeed-RL's default
     problems = [
@@ -121,11 +57,11 @@ def _compare(found: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
         *_attention(kind, config, longest),
         *_others(found),
     ]
-    compared = {*DEFAULTS[kind], *_NEUTRAL, *_LENGTHS, *_ALIASES, "model_type", "dtype", "torch_dtype"}
+    compared = {*family["defaults"], *_NEUTRAL, *_LENGTHS, *_ALIASES, "model_type", "dtype", "torch_dtype"}
     compared |= {"rope_parameters", "sliding_window", "use_sliding_window", "layer_types"}
-    unread = sorted(found.keys() - compared - _HARMLESS)
+    unread = sorted(found.keys() - compared - {*_DATA["harmless"]})
     unread = [key for key in unread if not key.startswith(_OF_TOOLS)]
-    notes = [f"config.json: no effect on {_CLASSES[kind]}: {', '.join(unread)}"] if unread else []
+    notes = [f"config.json: no effect on {family['class']}: {', '.join(unread)}"] if unread else []
     if not any(_windows(kind, config, longest)) and any(_windows(kind, {**config, "max_window_layers": 0}, longest)):
         notes.append(
             "config.json: max_window_layers switches sliding_window off; vLLM 0.9.1 may not heed it: try the run"
@@ -146,18 +82,18 @@ def _source(argument: str) -> str:
 
 def _family(kind: str, config: Mapping[str, Any], actor: Mapping[str, Any], *, custom_code: bool) -> Iterator[Problem]:
     """Facts of a model type that have no key: its class, biases of QKV, norms."""
-    for argument, wanted in (
-        ("add_qkv_bias", kind == "qwen2"),
-        ("qk_layernorm", kind == "qwen3"),
-        ("normalization", "RMSNorm"),
-        ("position_embedding_type", "rope"),
-    ):
+    family = FAMILIES[kind]
+    for argument, wanted in {
+        **family["arguments"],
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+    }.items():
         if (built := {**_MEGATRON, **actor}.get(argument, False)) != wanted:
             reason = f"needs {show_value(wanted)} of {_source(argument)}, found {show_value(built)}"
             yield _problem("model_type", kind, reason)
             break
-    if (classes := config.get("architectures")) and classes != [_CLASSES[kind]]:
-        yield _problem("architectures", classes, f"must be ['{_CLASSES[kind]}'], which MindSpeed-RL loads into vLLM")
+    if (classes := config.get("architectures")) and classes != [family["class"]]:
+        yield _problem("architectures", classes, f"must be ['{family['class']}'], which MindSpeed-RL loads into vLLM")
     if custom_code and config.get("auto_map"):
         reason = "must be absent with model.trust_remote_code=true: its Python code may compute anything"
         yield _problem("auto_map", config["auto_map"], reason)
@@ -183,7 +119,9 @@ def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Pro
     built["head_dim"] = head, f"hidden size / heads = {hidden} / {heads}"
     if head and arguments.get("kv_channels", head) != head:
         yield Problem("model", "kv_channels", arguments["kv_channels"], f"must be hidden size / heads = {head}")
-    absent = {"mlp_bias", "attention_bias"} - DEFAULTS[config["model_type"]].keys()  # a type without them has none
+    absent = {"mlp_bias", "attention_bias"} - FAMILIES[config["model_type"]][
+        "defaults"
+    ].keys()  # a type without them has none
     read = {**config, **dict.fromkeys(absent, False)}
     if read["hidden_act"] == "swish":  # another name of silu
         read["hidden_act"] = "silu"
@@ -230,12 +168,13 @@ def _windows(kind: str, config: Mapping[str, Any], longest: int) -> Iterator[str
     """Keys by which the attention has a window that a sequence of ``longest`` tokens exceeds."""
     window, first, layers = (config.get(key) for key in ("sliding_window", "max_window_layers", "num_hidden_layers"))
     short = window is not None and not (isinstance(window, int) and window >= longest)
-    beyond = kind != "llama" and isinstance(first, int) and isinstance(layers, int) and first >= layers
+    listed = "max_window_layers" in FAMILIES[kind]["defaults"]
+    beyond = listed and isinstance(first, int) and isinstance(layers, int) and first >= layers
     if short and config.get("use_sliding_window") is not False and not beyond:
         yield "sliding_window"
     kinds = config.get("layer_types") or []
-    listed = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
-    if not listed and (short or window is None):
+    full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if not full and (short or window is None):
         yield "layer_types"
 
 

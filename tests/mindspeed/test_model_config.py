@@ -8,7 +8,7 @@ import pytest
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.keys import translate
-from coca_mindspeed.mindspeed.model_config import DEFAULTS, compare_model
+from coca_mindspeed.mindspeed.model_config import FAMILIES, compare_model
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start import driver
 from tests.mindspeed.builders import mindspeed_config, write
@@ -127,17 +127,17 @@ def test_keys_without_effect_are_named_in_the_plan(tmp_path):
     assert any("max_window_layers" in note for note in make_plan(run_of("qwen25_7b", tmp_path)).notes)
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_an_absent_key_has_transformers_default(kind):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(kind)
-    for key, value in DEFAULTS[kind].items():
+    for key, value in FAMILIES[kind]["defaults"].items():
         known = {"head_dim": [value, 4096 // 32], "num_key_value_heads": [value, 32]}  # null: by the other sizes
         known |= {"sliding_window": [None], "layer_types": [["full_attention"] * 32]}  # off, and derived
         assert getattr(config, key, value) in known.get(key, [value]), key
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_every_key_that_transformers_writes_is_known(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     everything = transformers.AutoConfig.for_model(kind).to_dict()
