@@ -23,7 +23,7 @@ from coca_mindspeed.cli.options import above
 from coca_mindspeed.config.compose import validate_config
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, bin_table, calibration_metrics, show
-from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, gap_problem, health_problems
+from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, gap_problem, health_problems
 from coca_mindspeed.utils.console import duration, terminal_text
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours, is_running

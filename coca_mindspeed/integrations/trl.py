@@ -32,10 +32,10 @@ from coca_mindspeed.integrations.settings import (
     integration_settings,
     rows_of_process,
 )
+from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import (
     HELD_OUT,
     TIMES_ASKED,
-    HealthWarnings,
     cut_off,
     gap_metrics,
     rollout_metrics,

@@ -17,7 +17,7 @@ import torch
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.policy import Policy, merged_weights, save_adapters
 from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
-from coca_mindspeed.scoring.metrics import BestValue
+from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.utils.files import naming, whole_directory
 
 

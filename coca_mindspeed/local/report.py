@@ -19,17 +19,8 @@ from coca_mindspeed.evaluation.report import (
     write_report,
 )
 from coca_mindspeed.evaluation.scoreboard import Run
-from coca_mindspeed.scoring.metrics import (
-    FIRST_SIGHT,
-    HELD_OUT,
-    NO_SIGNAL_STEPS,
-    REPEATED,
-    TIMES_ASKED,
-    Z95,
-    Gap,
-    gap_problem,
-    values,
-)
+from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, Z95, Gap, gap_problem
+from coca_mindspeed.scoring.metrics import FIRST_SIGHT, HELD_OUT, REPEATED, TIMES_ASKED, values
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json

@@ -41,7 +41,9 @@ from coca_mindspeed.local.respond import respond, step_metrics
 from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import generator, learning_rate, question_order
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, BestValue, HealthWarnings, sight_metrics, values
+from coca_mindspeed.scoring.best import BestValue
+from coca_mindspeed.scoring.health import HealthWarnings
+from coca_mindspeed.scoring.metrics import TIMES_ASKED, sight_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request

@@ -22,7 +22,7 @@ from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config import checks
 from coca_mindspeed.config.values import fields_of, keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.scoring.metrics import BestValue
+from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.settings import stored_section
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import cut_back, read_steps, write_json

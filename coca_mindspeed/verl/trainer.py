@@ -42,7 +42,8 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, HealthWarnings
+from coca_mindspeed.scoring.health import HealthWarnings
+from coca_mindspeed.scoring.metrics import TIMES_ASKED
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.upstream.manifest import matching_manifest

@@ -30,7 +30,7 @@ from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
 from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
 from coca_mindspeed.local.inputs import load_data  # noqa: E402
 from coca_mindspeed.local.run import warm_start  # noqa: E402
-from coca_mindspeed.scoring.metrics import HealthWarnings, gap_problem  # noqa: E402
+from coca_mindspeed.scoring.health import HealthWarnings, gap_problem  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"
 spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)

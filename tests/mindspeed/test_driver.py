@@ -16,7 +16,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings
-from coca_mindspeed.scoring.metrics import LARGEST_LOG_PROB_GAP
+from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP
 from tests.mindspeed.builders import mindspeed_config as _config
 from tests.mindspeed.builders import write
 

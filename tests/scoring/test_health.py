@@ -9,15 +9,9 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.methods import training_method
-from coca_mindspeed.scoring.metrics import (
-    NO_SIGNAL_STEPS,
-    BestValue,
-    HealthWarnings,
-    cut_off,
-    gap_problem,
-    health_problems,
-    judge_trial,
-)
+from coca_mindspeed.scoring.best import BestValue
+from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, HealthWarnings, gap_problem, health_problems, judge_trial
+from coca_mindspeed.scoring.metrics import cut_off
 
 NAMES = {
     "invalid": "rollout/invalid_share",

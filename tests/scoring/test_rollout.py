@@ -12,14 +12,8 @@ from coca_mindspeed.algorithm.methods.settings import OwnMethodSettings
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.metrics import (
-    WeightedMean,
-    health_problems,
-    rollout_metrics,
-    sight_metrics,
-    values,
-    weighted_means,
-)
+from coca_mindspeed.scoring.health import health_problems
+from coca_mindspeed.scoring.metrics import WeightedMean, rollout_metrics, sight_metrics, values, weighted_means
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.scoring.rollout import SCORE_COLUMNS, Graded, Scored, confidence_log_probs, correctness
 

@@ -42,15 +42,8 @@ from coca_mindspeed.mindspeed.stages.dock import (
 from coca_mindspeed.mindspeed.stages.metrics import IterationRow, SampleWriter, append_line, as_ratios, cut_logs
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
 from coca_mindspeed.mindspeed.start.records import load_prompts, read_run_records
-from coca_mindspeed.scoring.metrics import (
-    HELD_OUT,
-    TIMES_ASKED,
-    HealthWarnings,
-    WeightedMean,
-    rollout_metrics,
-    sight_metrics,
-    values,
-)
+from coca_mindspeed.scoring.health import HealthWarnings
+from coca_mindspeed.scoring.metrics import HELD_OUT, TIMES_ASKED, WeightedMean, rollout_metrics, sight_metrics, values
 from coca_mindspeed.scoring.responses import held_out_gap, held_out_metrics
 from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs
 from coca_mindspeed.utils.console import print_text

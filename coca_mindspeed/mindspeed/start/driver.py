@@ -57,7 +57,8 @@ from coca_mindspeed.mindspeed.start.records import (
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
-from coca_mindspeed.scoring.metrics import LARGEST_LOG_PROB_GAP, LOG_PROB_GAP, judge_trial
+from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP, judge_trial
+from coca_mindspeed.scoring.metrics import LOG_PROB_GAP
 from coca_mindspeed.upstream.launch import ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
