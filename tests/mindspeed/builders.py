@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages import advantage_task, dock, reward_worker
 
 
 def write(path: Path | str, text: str = "") -> Path:
@@ -108,5 +108,5 @@ def without_ray(monkeypatch):
 
     monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
     monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
-    monkeypatch.setattr(trainer, "put", put)
+    monkeypatch.setattr(advantage_task, "put", put)
     monkeypatch.setattr(reward_worker, "put", put)

@@ -14,7 +14,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_file, validation_files, write_predictions
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
-from coca_mindspeed.mindspeed.stages.trainer import Validation
+from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.json_files import read_json_lines
 

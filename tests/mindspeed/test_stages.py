@@ -17,12 +17,13 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
-from coca_mindspeed.mindspeed.stages import dock, reward_worker, trainer
+from coca_mindspeed.mindspeed.stages import dock, reward_worker, validation
+from coca_mindspeed.mindspeed.stages.advantage_task import compute_advantages
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SCORES, score_columns
 from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, divide_ratios, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import MindSpeedVerifier, RewardWorker, build_verifier
-from coca_mindspeed.mindspeed.stages.trainer import Validation, compute_advantages
+from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
 from coca_mindspeed.scoring.rollout import Scored
@@ -323,8 +324,8 @@ def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):
 
     upstream = SimpleNamespace(put_prompts_experience=put_prompts_experience)
     monkeypatch.setitem(sys.modules, "mindspeed_rl.trainer.utils.transfer_dock", upstream)
-    monkeypatch.setattr(trainer, "load_prompts", lambda *_: (None, [np.array([1, 2])] * 3))
-    for module in (trainer, dock):
+    monkeypatch.setattr(validation, "load_prompts", lambda *_: (None, [np.array([1, 2])] * 3))
+    for module in (validation, dock):
         monkeypatch.setattr(module, "fetch", lambda value, timeout=None: value)
     settings = CocaSettings.model_validate(
         {"eval_interval": 1, "eval_data": str(tmp_path / "e.jsonl"), "output_dir": str(tmp_path)}
@@ -344,19 +345,19 @@ def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):
         tensorboard=None,
         wandb=None,
     )
-    validation = Validation(settings, run_by)
+    of_run = Validation(settings, run_by)
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as full:
-        full.setattr(trainer, "write_predictions", fail)
+        full.setattr(validation, "write_predictions", fail)
         with pytest.raises(OSError, match="no space"):
-            validation.run(50)
-    assert not validation.is_done(50)  # so a resumed run repeats it
+            of_run.run(50)
+    assert not of_run.is_done(50)  # so a resumed run repeats it
     run_by.transfer_dock.data.clear()
-    named = validation.run(50)
-    assert validation.is_done(50)
+    named = of_run.run(50)
+    assert of_run.is_done(50)
     [(step, file)] = validation_files(tmp_path / VALIDATIONS).items()
     assert step == 50
     written = read_predictions(file)

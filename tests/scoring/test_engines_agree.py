@@ -11,8 +11,8 @@ from coca_mindspeed import coca_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.mindspeed.stages.advantage_task import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, score_columns
-from coca_mindspeed.mindspeed.stages.trainer import compute_advantages
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.scoring.rollout import Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text

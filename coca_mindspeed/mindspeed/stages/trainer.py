@@ -17,37 +17,27 @@ transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from 
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, validation_file, write_predictions
 from coca_mindspeed.mindspeed.stages import metrics
-from coca_mindspeed.mindspeed.stages.dataset import RECORD, question_order
+from coca_mindspeed.mindspeed.stages.advantage_task import compute_advantages
+from coca_mindspeed.mindspeed.stages.dataset import question_order
 from coca_mindspeed.mindspeed.stages.dock import (
     ROLLOUT_LOG_PROBS,
     SCORES,
-    batches,
-    check_groups,
     fetch,
-    merged,
-    put,
-    read_rows,
     report,
 )
-from coca_mindspeed.mindspeed.stages.metrics import IterationRow, SampleWriter, append_line, as_ratios, cut_logs
-from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings, process_settings
-from coca_mindspeed.mindspeed.start.records import load_prompts, read_run_records
+from coca_mindspeed.mindspeed.stages.metrics import IterationRow, SampleWriter, append_line, cut_logs
+from coca_mindspeed.mindspeed.stages.reference import NoReference
+from coca_mindspeed.mindspeed.stages.validation import Validation
+from coca_mindspeed.mindspeed.start.process import METRICS, process_settings
+from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.scoring.health import HealthWarnings
-from coca_mindspeed.scoring.metrics import HELD_OUT, TIMES_ASKED, WeightedMean, rollout_metrics, sight_metrics, values
-from coca_mindspeed.scoring.responses import held_out_gap, held_out_metrics
-from coca_mindspeed.scoring.rollout import Scored, confidence_log_probs
+from coca_mindspeed.scoring.metrics import HELD_OUT
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.json_files import read_steps
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -195,172 +185,3 @@ def iteration_logger(original: Any) -> Any:
             row.is_logged = True
 
     return IterationLogger
-
-
-class Validation:
-    """Runs validations for one trainer."""
-
-    def __init__(self, settings: CocaSettings, trainer: Any) -> None:
-        assert settings.eval_data is not None
-        assert settings.output_dir is not None
-        self._settings, self._trainer = settings, trainer
-        self._file, self._log = settings.eval_data, settings.output_dir / VALIDATION
-        rl_config = trainer.actor_worker.rl_config
-        _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, settings, rl_config.max_prompt_length)
-        self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "score_rows")]
-
-    def is_done(self, iteration: int) -> bool:
-        """Whether the log has the validation after an iteration."""
-        return self._log.exists() and any(row["step"] == iteration for row in read_steps(self._log))
-
-    def run(self, iteration: int) -> dict[str, float]:
-        """Evaluate the current weights; write predictions, log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``."""
-        trainer, start = self._trainer, time.perf_counter()
-        questions, size = list(range(len(self._prompts))), trainer.global_batch_size
-        chunks = (questions[first : first + size] for first in range(0, len(questions), size))
-        answers = [answer for chunk in chunks for answer in self._roll_out(chunk)]
-        gap = values(held_out_gap(answers))
-        named = {f"eval/{name}": value for name, value in held_out_metrics(answers).items()} | gap
-        # Before the log, by which a validation is done.
-        write_predictions(validation_file(self._log.parent / VALIDATIONS, iteration), answers)
-        append_line(self._log, {"step": iteration, **named})
-        if trainer.tensorboard is not None:
-            for name, value in named.items():
-                trainer.tensorboard.add_scalar(name, value, iteration)
-        for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
-            if logger is not None:
-                logger.log_metrics(named, iteration)
-        # Of the following iteration, whose timing/all includes it; the gap is for the health warnings.
-        report(
-            trainer.transfer_dock,
-            {"seconds/evaluation": [time.perf_counter() - start], **{name: [value] for name, value in gap.items()}},
-        )
-        print(f"validation at iteration {iteration}: {named}", flush=True)
-        return named
-
-    def _roll_out(self, questions: list[int]) -> list[Prediction]:
-        from mindspeed_rl.trainer.utils.transfer_dock import put_prompts_experience
-
-        trainer = self._trainer
-        dock, samples = trainer.transfer_dock, trainer.n_samples_per_prompt
-        # The dock takes whole iterations: fill up with the last question, and drop the repetitions afterwards.
-        full = questions + [questions[-1]] * (trainer.global_batch_size - len(questions))
-        batch = {
-            "prompts": [torch.from_numpy(self._prompts[index]).long() for index in full],
-            RECORD: [torch.tensor([index]) for index in full],
-        }
-        rows, indexes = put_prompts_experience(batch, samples, [RECORD])
-        fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
-        trainer.actor_worker.generate_sequences(blocking=True)
-        trainer.actor_worker.wait_all_ref_objs_run_over()
-        # Wait for every column of every row: a column written after the dock is cleared would enter the next iteration.
-        scored_by = ["responses", "response_length", RECORD]
-        others = ["input_ids", *([ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
-        everything = read_rows(
-            dock, [*scored_by, *others], list(range(len(full) * samples)), stall_timeout=self._settings.stall_timeout
-        )
-        wanted = list(range(len(questions) * samples))
-        responses = {name: everything[name][: len(wanted)] for name in scored_by}
-        scored: list[Prediction] = fetch(self._graders[0].score_rows.remote(responses, wanted, str(self._file)))
-        fetch(dock.clear.remote())
-        return scored
-
-
-def compute_advantages(
-    dock: Any,
-    settings: CocaSettings,
-    *,
-    count: int,
-    group_size: int,
-    rows: int,
-    guarantee_order: bool,
-    sample_prompts: int,
-    seen: tuple[Sequence[bool], float] | None = None,
-) -> list[dict[str, Any]]:
-    """Take all scored rows of the iteration out of the dock and write ``advantages`` and ``returns``.
-
-    ``count`` rows are taken and written at a time, of ``rows`` in the iteration, in order with ``guarantee_order``.
-    ``seen``: whether an earlier iteration asked each question, and how often a question was asked on average so far.
-
-    Returns:
-        ``index`` and :meth:`.Credited.rows` of the responses to the first ``sample_prompts`` prompts.
-    """
-    if count % group_size:
-        raise TrainingError(
-            f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"
-        )
-    assigned = [list(range(i, min(i + count, rows))) for i in range(0, rows, count)] if guarantee_order else None
-    columns = [*SCORES.values(), *([ROLLOUT_LOG_PROBS] if settings.method.reads_log_probs else [])]
-    portions = batches(
-        dock, "compute_advantage", columns, count, assigned=assigned, stall_timeout=settings.stall_timeout
-    )
-    batch = merged(list(portions))  # method.advantage_scale=batch needs the whole step
-    start = time.perf_counter()
-    check_groups(batch.indexes, group_size)
-    if len(batch.indexes) != rows:
-        raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
-    scored, rule = Scored.from_columns(batch.scores()), CreditRule(settings.method, settings.stage)
-    # MindSpeed-RL's loop computes the old log-probs later; those of the rollout are of the same weights.
-    sampled = batch.padded(ROLLOUT_LOG_PROBS) if ROLLOUT_LOG_PROBS in columns else None
-    log_probs = confidence_log_probs(rule, sampled, scored.segment_ends)
-    credited = scored.give_credit(rule, group_size, log_probs=log_probs)
-    tokens = [row[:length] for row, length in zip(credited.token_advantages, scored.lengths.tolist(), strict=True)]
-    for first in range(0, rows, count):
-        part = slice(first, first + count)
-        put(dock, {"advantages": tokens[part], "returns": tokens[part]}, batch.indexes[part])
-    means = rollout_metrics(credited)
-    if seen is not None:
-        before, times = seen
-        means |= sight_metrics(scored, [before[index // group_size] for index in batch.indexes[::group_size]])
-        means[TIMES_ASKED] = WeightedMean(times, 1)
-    measured = {**as_ratios(means), "seconds/advantage": time.perf_counter() - start}
-    report(dock, {name: [value] for name, value in measured.items()})
-    shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
-    return [{"index": batch.indexes[i], **row} for i, row in zip(shown, credited.rows(shown), strict=True)]
-
-
-class NoReference:
-    """The methods that MindSpeed-RL's trainer calls on its reference worker group; they do nothing."""
-
-    def __init__(self, megatron_config: Any) -> None:
-        self.megatron_config = megatron_config
-
-    def sync_init_transfer_dock(self, *_docks: Any) -> None: ...
-
-    def compute_ref_log_prob(self, blocking: bool = False) -> None: ...
-
-    def wait_all_ref_objs_run_over(self) -> None: ...
-
-    def initialize(self) -> "NoReference":
-        return self
-
-
-def without_reference_workers(original: Any) -> Any:
-    """Replace ``RayActorGroup`` as ``train`` uses it: without a group of reference workers.
-
-    A subclass, because the trainer tells worker groups from other reward workers by this class.  It also completes
-    separate-worker mode, whose actors read profiler and msprobe settings that ``train`` does not pass.
-    """
-
-    class WorkerGroup(original):
-        def __new__(cls, worker: Any = None, *_args: Any, megatron_config: Any = None, **_kwargs: Any) -> Any:
-            name = getattr(getattr(worker, "__ray_actor_class__", None), "__name__", "")
-            if name == "ReferenceWorker" and not process_settings().reference:
-                return NoReference(megatron_config)
-            return super().__new__(cls)
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            from mindspeed_rl.config_cls.mindstudio_config import MsprobeConfig, ProfilerConfig
-
-            role = "integrated"  # as in train itself
-            off = {"profiler_config": ProfilerConfig({}, role=role), "msprobe_config": MsprobeConfig({}, role=role)}
-            super().__init__(*args, **{**off, **kwargs})
-
-        def get_consumed_train_samples(self) -> int:
-            """Prompts of the finished iterations, where a resumed run continues.
-
-            MindSpeed-RL's workers count a whole iteration for every dispatch of an update.
-            """
-            return int(self.get_iteration() * self.megatron_config.global_batch_size)
-
-    return WorkerGroup
