@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from coca_mindspeed.cli.options import at_least, device_name, template_variables
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.utils.directories import model_of
 from coca_mindspeed.utils.packages import ROUTER, require
 
 if TYPE_CHECKING:
@@ -26,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
     option("--max-tokens", type=at_least(1), default=1024, help="--model: longest response, in tokens (default: 1024)")
     option("--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
-    option("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: dtype of the computation")
+    dtype = "--model: dtype of the computation (default: that of its training, or float32)"
+    option("--dtype", choices=("float32", "bfloat16"), help=dtype)
     variables = '--model: variables of its chat template, {"enable_thinking": false} for example'
     option("--chat-template-kwargs", type=template_variables, metavar="JSON", help=variables)
     category = "--model: its instruction follows each question (default: the only one that was trained); request: by "
@@ -80,7 +80,7 @@ def _serve_proxy(arguments: argparse.Namespace, config: "ServingConfig") -> int:
 
 
 def _serve_model(arguments: argparse.Namespace) -> int:
-    from coca_mindspeed.cli.trained_prompt import trained_prompt_of
+    from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
     from coca_mindspeed.config.schema import ModelConfig
     from coca_mindspeed.local.load import load_policy
     from coca_mindspeed.local.policy import choose_device
@@ -94,15 +94,18 @@ def _serve_model(arguments: argparse.Namespace) -> int:
     where = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     if key is None:
         _warn_if_reachable(*where, "--api-key-env")
-    path = model_of(arguments.model)
-    trained = None if arguments.raw_prompts else trained_prompt_of(path)
+    path = model_directory(arguments.model)
+    trained = trained_prompt_of(path)
+    dtype = arguments.dtype or (trained and trained.compute_dtype) or "float32"
+    if arguments.raw_prompts:
+        trained = None
     if trained is None and arguments.category is not None:
         raise UsageError(f"--category: {arguments.model} names no form of a prompt; leave --category out")
     form = None
     if trained is not None:
         form = ServedPrompt.of_form(trained.form, arguments.category, key="--category")
     device = choose_device(arguments.device, where="--device")
-    config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
+    config = ModelConfig(compute_dtype=dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
     print(f"loading {path}", file=sys.stderr, flush=True)
     policy = load_policy(path, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coca_mindspeed.algorithm.methods import METHODS, MethodSettings, TrainingMethod
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
-from coca_mindspeed.cli.trained_prompt import FORM_HELP, require_trained_prompt, trained_prompt_of
+from coca_mindspeed.cli.trained_prompt import FORM_HELP, model_directory, require_trained_prompt, trained_prompt_of
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
@@ -21,10 +21,9 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean
 from coca_mindspeed.evaluation.predictions import CATEGORIES
-from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import one_line, print_text, without_password
 from coca_mindspeed.utils.custom_code import is_custom
-from coca_mindspeed.utils.directories import is_ours, model_of
+from coca_mindspeed.utils.directories import run_of_model
 from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.json_files import to_json_line
 from coca_mindspeed.utils.packages import require
@@ -185,17 +184,17 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, _Prompt]:
         from coca_mindspeed.local.model_files import download_model
 
         path = download_model(arguments.model, custom_code=arguments.trust_remote_code, show_progress=True)
-    path = model_of(path)
+    path = model_directory(path)
     if not (path / "config.json").is_file():
         found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
         expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"
         raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
     config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
     limit = config.rollout.max_new_tokens
-    if path.name in ("model", BEST_MODEL) and is_ours(path.parent, "run"):
-        config = compose_run(str(path.parent / "config.yaml")).run
+    if (run := run_of_model(path)) is not None:
+        config = compose_run(str(run / "config.yaml")).run
         if not arguments.trust_remote_code:
-            refuse_code(path.parent, config, uses_method=arguments.method is None)
+            refuse_code(run, config, uses_method=arguments.method is None)
         limit = config.rollout.max_new_tokens
         trained = trained_prompt_of(path, custom_code=arguments.trust_remote_code)
     elif (trained := trained_prompt_of(path)) is not None:
@@ -218,7 +217,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, _Prompt]:
     }
     model = ModelConfig(
         path=str(path),
-        compute_dtype=config.model.compute_dtype,
+        compute_dtype=(trained and trained.compute_dtype) or config.model.compute_dtype,
         chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
         prompt_date=config.model.prompt_date,
         attention=config.model.attention,

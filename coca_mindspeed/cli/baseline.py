@@ -19,6 +19,7 @@ from coca_mindspeed.cli.options import (
     place,
     template_variables,
 )
+from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
 from coca_mindspeed.config.schema import ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records, records_digest
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     path: dict[str, Any] = {"type": place, "metavar": "PATH"}
     option("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
-    option("--model", **path, required=True, help="Hugging Face directory of the model under test")
+    option("--model", **path, required=True, help="run or Hugging Face directory of the model under test")
     option("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
     option("--output", **path, required=True, help="results; the same command resumes a stopped run")
     option("--train", **path, help="records that a probe or an assessor is trained on")
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
     option("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
     option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
-    option("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute dtype (default: bfloat16)")
+    option(
+        "--dtype", choices=("float32", "bfloat16"), help="compute dtype (default: that of its training, or bfloat16)"
+    )
     option(
         "--chat-template-kwargs",
         type=template_variables,
@@ -80,6 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--trained {arguments.trained}: no such directory")
     if name == "assessor":
         _assessor_path(arguments, arguments.trained)
+    arguments.model = model_directory(arguments.model)
+    if arguments.dtype is None:
+        trained = trained_prompt_of(arguments.model)
+        arguments.dtype = (trained and trained.compute_dtype) or "bfloat16"
     # The output directory and the progress bars change no result.
     settings = {
         k: str(v) if isinstance(v, Path) else v

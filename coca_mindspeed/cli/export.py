@@ -9,7 +9,7 @@ from typing import Any
 
 from coca_mindspeed.cli.ask import refuse_code
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.cli.trained_prompt import trained_prompt_of
+from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.prompt_form import PROMPT_FILE, PromptForm
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
@@ -31,7 +31,12 @@ _EXAMPLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_directory", type=place, metavar="RUN", help="directory of a finished local run")
+    parser.add_argument(
+        "run_directory",
+        type=place,
+        metavar="RUN",
+        help="directory of a local run; of a stopped one, its newest checkpoint",
+    )
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="where the model goes")
     best = "the model that checkpoint.best kept instead of the last one"
     parser.add_argument("--best", action="store_true", help=best)
@@ -44,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     source, output = arguments.run_directory, arguments.output
     marker = read_marker(source, "run")
-    model = source / (BEST_MODEL if arguments.best else "model")
-    missing = [name for name in (model.name, "config.yaml", "summary.json") if not (source / name).exists()]
+    model = source / BEST_MODEL if arguments.best else model_directory(source)
+    needed = (model, source / "config.yaml", *([source / "summary.json"] if arguments.card else []))
+    missing = [path.name for path in needed if not path.exists()]
     if marker is None or missing:
         name = MARKER if marker is None else missing[0]
         hint = " with checkpoint.best" if arguments.best else ""

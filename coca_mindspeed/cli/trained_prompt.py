@@ -1,4 +1,4 @@
-"""The form of the prompts that a model of a run, or an exported one, was trained with."""
+"""A model of a run, or an exported one: its directory, and the form of the prompts that it was trained with."""
 
 import sys
 from pathlib import Path
@@ -6,11 +6,30 @@ from pathlib import Path
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.prompt_form import PROMPT_FILE, TrainedPrompt, prompt_file, read_prompt_file
 from coca_mindspeed.errors import CocaError, ConfigError
+from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.custom_code import is_custom
-from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.directories import is_ours, run_of_model
 
 FORM_HELP = f"run, exported model or its {PROMPT_FILE}, whose form of a prompt is sent"
+
+
+def model_directory(path: Path) -> Path:
+    """The model of a run, or of its newest checkpoint, with a note, if the run was stopped; any other path itself.
+
+    Raises ConfigError for a checkpoint that holds adapters only.
+    """
+    if not is_ours(path, "run"):
+        return path
+    model = path / "model"
+    if not model.exists() and (checkpoints := list_checkpoints(path / "checkpoints")):
+        newest = checkpoints[-1]
+        model = newest.model
+        if not model.is_dir():
+            reason = "holds adapters, and no whole model; finish the run with --resume, which writes one"
+            raise ConfigError(f"{newest.path}: {reason}")
+        print_text(f"note: {path}: the run is not finished; its model is that of step {newest.step}", sys.stderr)
+    return model
 
 
 def trained_prompt_of(path: Path, *, custom_code: bool = False) -> TrainedPrompt | None:
@@ -23,7 +42,7 @@ def trained_prompt_of(path: Path, *, custom_code: bool = False) -> TrainedPrompt
     """
     if (file := prompt_file(path)) is not None:
         return read_prompt_file(file)
-    run = next((place for place in (path, path.parent) if is_ours(place, "run")), None)
+    run = path if is_ours(path, "run") else run_of_model(path)
     if run is None or not (run / "config.yaml").is_file():
         return None
     from coca_mindspeed.local.inputs import load_data, trained_prompt

@@ -16,13 +16,12 @@ from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.config.values import TemplateVariables
 from coca_mindspeed.errors import ConfigError, did_you_mean, validation_problems
-from coca_mindspeed.utils.directories import is_ours
+from coca_mindspeed.utils.directories import run_of_model
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
+ComputeDtype = Literal["float32", "bfloat16"]
 #: The file in the directory of a run, or of an exported model.
 PROMPT_FILE = "coca_prompt.json"
-#: Models in the directory of a run.
-_MODELS = ("model", "best_model")
 _DIGITS = 16  # of a digest
 
 
@@ -100,6 +99,7 @@ class TrainedPrompt(Section):
     method: _OurMethod | None = Field(description="whose responses it writes; null: one of the author's own")
     max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     max_new_tokens: int = Field(ge=1, description="of a response in training")
+    compute_dtype: ComputeDtype | None = Field(None, description="of the training; null: not recorded")
 
 
 class _EarlierMethod(Section):
@@ -135,7 +135,8 @@ def prompt_file(path: Path) -> Path | None:
     """The file that ``path`` is or holds; that of the run, for a model in a run's directory; None: there is none."""
     if path.is_file():
         return path
-    places = [path, path.parent] if path.name in _MODELS and is_ours(path.parent, "run") else [path]
+    run = run_of_model(path)
+    places = [path] if run is None else [path, run]
     return next((file for place in places if (file := place / PROMPT_FILE).is_file()), None)
 
 

@@ -70,6 +70,7 @@ def trained_prompt(config: RunConfig, train: Sequence[Record]) -> TrainedPrompt:
         method=None if is_custom(method.name) else method.name,
         max_confidence_tokens=method.max_confidence_tokens,
         max_new_tokens=config.rollout.max_new_tokens,
+        compute_dtype=None if config.model.compute_dtype == "auto" else config.model.compute_dtype,
     )
 
 

@@ -46,9 +46,11 @@ def is_ours(directory: Path, kind: str) -> bool:
     return read_marker(directory, kind) is not None
 
 
-def model_of(path: Path) -> Path:
-    """The model of a run directory; any other path itself."""
-    return path / "model" if is_ours(path, "run") and (path / "model").is_dir() else path
+def run_of_model(model: Path) -> Path | None:
+    """The run of a model ``RUN/model``, ``RUN/best_model`` or ``RUN/checkpoints/STEP/model``; None for any other."""
+    of_checkpoint = model.name == "model" and model.parent.parent.name == "checkpoints"
+    run = model.parent.parent.parent if of_checkpoint else model.parent
+    return run if model.name in ("model", "best_model") and is_ours(run, "run") else None
 
 
 def nearby_runs(directory: Path, is_run: Callable[[Path], bool]) -> str:
