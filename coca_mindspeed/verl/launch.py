@@ -27,8 +27,8 @@ from coca_mindspeed.upstream.launch import (
 from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.directories import nearby_runs
-from coca_mindspeed.verl.checks import ACTOR, ROLLOUT
 from coca_mindspeed.verl.plan import make_plan
+from coca_mindspeed.verl.requirements import ACTOR, ROLLOUT
 from coca_mindspeed.verl.upstream_keys import directory_of_verl
 
 _MODEL = "actor_rollout_ref.model"

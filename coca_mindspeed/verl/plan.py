@@ -18,7 +18,8 @@ from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, for
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.json_files import read_json_lines
-from coca_mindspeed.verl.checks import (
+from coca_mindspeed.verl.checks import verl_problems
+from coca_mindspeed.verl.requirements import (
     ACTOR,
     MEGATRON,
     MINI_BATCH,
@@ -27,7 +28,6 @@ from coca_mindspeed.verl.checks import (
     TRAIN_FILES,
     VAL_FILES,
     VerlRun,
-    verl_problems,
 )
 from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.upstream_keys import (

@@ -58,7 +58,8 @@ from coca_mindspeed.verl.batch import (
     validation_predictions,
 )
 from coca_mindspeed.verl.checkpoints import MetricsBeforeResume, check_length, check_resume, file_of_verls_log
-from coca_mindspeed.verl.checks import TRAIN_FILES, VAL_FILES, VerlRun, check_prompts, check_rows, verl_problems
+from coca_mindspeed.verl.checks import check_prompts, check_rows, verl_problems
+from coca_mindspeed.verl.requirements import TRAIN_FILES, VAL_FILES, VerlRun
 from coca_mindspeed.verl.segment_loss import ROLLOUT_WEIGHTS, SEGMENT_ENDS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, TRAINERS, verl_settings
 from coca_mindspeed.verl.upstream_keys import refused_sections

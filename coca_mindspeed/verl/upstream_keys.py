@@ -23,7 +23,7 @@ from coca_mindspeed.config.compose import VERLS_OWN
 from coca_mindspeed.errors import ConfigError, Problem, did_you_mean
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.text_formats import value_of
-from coca_mindspeed.verl.checks import ACTOR, ROLLOUT
+from coca_mindspeed.verl.requirements import ACTOR, ROLLOUT
 from coca_mindspeed.verl.settings import NAME
 
 _ENGINES = ("dp", "megatron")

@@ -36,8 +36,9 @@ from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
-from coca_mindspeed.verl.checks import MAY_BE_ABSENT, REQUIREMENTS, verl_problems
+from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.plan import verl_configuration
+from coca_mindspeed.verl.requirements import REQUIREMENTS
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from tests.integration.verl import tiny
@@ -155,7 +156,8 @@ def test_the_keys_of_tests_without_verl_have_verls_own_defaults(engine: str):
     for key, value in flat(OmegaConf.to_container(verls_defaults(engine))).items():
         assert value_of(defaults, key, "absent") == value, key
     absent = {each.key for each in REQUIREMENTS if value_of(defaults, each.key, "absent") == "absent"}
-    assert absent == {key for key in MAY_BE_ABSENT if engine == "dp" or ".megatron." not in key}
+    optional = {each.key for each in REQUIREMENTS if each.optional and each.effect == "read"}
+    assert absent == {key for key in optional if engine == "dp" or ".megatron." not in key}
 
 
 def test_the_dataclasses_of_tests_without_verl_have_fields_of_verls_own():

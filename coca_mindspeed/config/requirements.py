@@ -1,0 +1,103 @@
+"""Requirements on a configuration: tables of rows, and their one reader.
+
+An engine lists the keys of its upstream that would change the method, its sampling or its batches, or that have no
+effect.  A row holds constants, or a test where the accepted values follow from other keys.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from coca_mindspeed.errors import Check, Problem, show_value
+from coca_mindspeed.utils.text_formats import value_of
+
+Subject = TypeVar("Subject")
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class View:
+    """An upstream's composed configuration by dotted keys."""
+
+    values: Mapping[str, Any]  # nested
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}  # the upstream's, by dotted key; None if not listed
+
+    def value(self, key: str) -> Any:
+        """The value of a key, or the upstream's default if it is absent or null."""
+        value = value_of(self.values, self.place(key))
+        return self.DEFAULTS.get(key) if value is None else value
+
+    def sets(self, key: str) -> bool:
+        """Whether the configuration has the key, be it null."""
+        return value_of(self.values, self.place(key), _ABSENT) is not _ABSENT
+
+    def place(self, key: str) -> str:
+        """The full key; of a key that may stand in several sections, the one that the upstream reads."""
+        return key
+
+
+@dataclass(frozen=True)
+class Requirement(Generic[Subject]):
+    """A key and the values that it may have; the subject is a :class:`View`, or an object with dotted attributes."""
+
+    code: str  # of the problem
+    key: str  # dotted
+    accepts: tuple[Any, ...] | Callable[[Any, Subject], object]  # values, or a test of the value and the subject
+    because: str | Callable[[Subject], str]  # the reason; of a test, the whole condition: "must divide ..."
+    fix: str = ""
+    when: Callable[[Subject], object] = lambda subject: True  # else the row does not apply
+    optional: bool = False  # null or absent is accepted
+    effect: Literal["read", "none"] = "read"  # of the key; without one, an absent key is accepted
+
+    def problem(self, subject: Subject) -> Problem | None:
+        """Why the subject does not meet the requirement."""
+        if not self.when(subject):
+            return None
+        value = _value(subject, self.key)
+        if self._accepted(value, subject):
+            return None
+        key = subject.place(self.key) if isinstance(subject, View) else self.key
+        return Problem(self.code, key, value, self._expected(subject), self.fix)
+
+    def _accepted(self, value: Any, subject: Subject) -> bool:
+        if self.optional and value is None:
+            return True
+        if callable(self.accepts):
+            return bool(self.accepts(value, subject))
+        if self.effect == "none" and isinstance(subject, View) and not subject.sets(self.key):
+            return True
+        return any(_same(value, accepted) for accepted in self.accepts)
+
+    def _expected(self, subject: Subject) -> str:
+        because = self.because if isinstance(self.because, str) else self.because(subject)
+        if callable(self.accepts):
+            return because
+        shown = " or ".join(map(show_value, self.accepts))
+        because = f"it has no effect: {because}" if self.effect == "none" else because
+        return f"must be {shown or 'absent'}: {because}"
+
+
+def required(rows: Sequence[Requirement[Subject]]) -> Check[Subject]:
+    """A check that yields a problem for each row that its subject does not meet, in the order of the table."""
+
+    def check(subject: Subject) -> Iterator[Problem]:
+        yield from filter(None, (row.problem(subject) for row in rows))
+
+    return check
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(subject: Any, key: str) -> Any:
+    return subject.value(key) if isinstance(subject, View) else attrgetter(key)(subject)
+
+
+def _same(value: Any, accepted: Any) -> bool:
+    """Equality of type and value: true is not 1; an integer may stand for a number."""
+    if is_number(accepted):
+        return is_number(value) and math.isclose(value, accepted, rel_tol=1e-12)
+    return type(value) is type(accepted) and bool(value == accepted)

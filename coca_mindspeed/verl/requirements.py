@@ -1,0 +1,448 @@
+"""Requirements on a run's verl configuration: values of verl's own keys that the method needs, and sizes that divide.
+
+verl has many switches that change its objective, its sampling or the members of a group. Each is a row with the value
+that the method needs, and the reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from coca_mindspeed.config.requirements import Requirement, View, is_number
+from coca_mindspeed.verl.settings import NAME, TRAINERS, VerlSettings
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MEGATRON = f"{ACTOR}.megatron"
+CORRECTION = "algorithm.rollout_correction"
+TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"
+TRAIN_FILES, VAL_FILES = "data.train_files", "data.val_files"
+_STEPS = "trainer.total_training_steps"
+_TP, _PP = f"{MEGATRON}.tensor_model_parallel_size", f"{MEGATRON}.pipeline_model_parallel_size"
+_ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
+_FSDP_ULYSSES = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+_WARM_UP = f"{ACTOR}.optim.lr_warmup_steps"
+_DYNAMIC = f"or set {ACTOR}.use_dynamic_bsz=true"
+
+
+@dataclass(frozen=True)
+class VerlRun(View):
+    """A resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
+
+    settings: VerlSettings
+
+    @property
+    def trainer(self) -> str:
+        """Verl's name of the trainer; an unknown one counts as ``sync``."""
+        return TRAINERS.get(str(self.value("trainer.v1.trainer_mode")), "sync")
+
+    @property
+    def separate(self) -> bool:
+        """Whether devices of their own sample."""
+        return self.trainer == "separate_async"
+
+    @property
+    def rollout_devices(self) -> int:
+        """Devices that sample and do not train; of the other trainers, those that do both."""
+        each = self.value(f"{ROLLOUT}.n_gpus_per_node") or self.value("trainer.n_gpus_per_node")
+        return int(self.value(f"{ROLLOUT}.nnodes") * each) if self.separate else self.devices
+
+    def files(self, key: str) -> list[str]:
+        """The files of :data:`TRAIN_FILES` or :data:`VAL_FILES`, one path or a list of them."""
+        value = self.value(key)
+        return [value] if isinstance(value, str) else list(value or ())
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether verl answers the questions of :data:`VAL_FILES`."""
+        tests = self.value("trainer.test_freq") or 0
+        return bool(tests > 0 or self.value("trainer.val_before_train") or self.value("trainer.val_only"))
+
+    @property
+    def dynamic(self) -> bool:
+        return bool(self.value(f"{ACTOR}.use_dynamic_bsz"))
+
+    @property
+    def megatron(self) -> bool:
+        """Whether verl trains with Megatron-Core instead of FSDP."""
+        return bool(self.value(f"{ACTOR}.strategy") == "megatron")
+
+    @property
+    def devices(self) -> int:
+        return int(self.value("trainer.n_gpus_per_node") * self.value("trainer.nnodes"))
+
+    @property
+    def sizes_of_a_rank(self) -> tuple[str, str]:
+        """Keys of the parallel sizes within a data-parallel rank."""
+        if self.megatron:
+            return _TP, _PP
+        return _ULYSSES, _FSDP_ULYSSES
+
+    @property
+    def devices_of_a_rank(self) -> int:
+        """Devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+        first, second = map(self.value, self.sizes_of_a_rank)
+        return int(first * second if self.megatron else max(first, second))
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return self.devices // self.devices_of_a_rank
+
+    @property
+    def whole_ranks(self) -> bool:
+        """Whether data-parallel ranks fill the devices."""
+        return self.devices % self.devices_of_a_rank == 0
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether ranks get equal shares of a mini-batch of whole groups."""
+        return self.whole_ranks and self.group >= 2 and self.mini_batch * self.group % self.ranks == 0
+
+    @property
+    def step_prompts(self) -> int:
+        """Questions of ``data.train_batch_size``, which holds several updates in ``separate_async``."""
+        return int(self.value("data.train_batch_size"))
+
+    @property
+    def mini_batch(self) -> int:
+        """Questions of a mini-batch."""
+        return int(self.value(MINI_BATCH))
+
+    @property
+    def group(self) -> int:
+        """Responses to a question."""
+        return int(self.value(f"{ROLLOUT}.n"))
+
+    def rank_rows(self, prompts: int) -> int:
+        """A rank's responses to this many questions."""
+        return prompts * self.group // self.ranks
+
+    @property
+    def update_prompts(self) -> int:
+        """Questions whose log-probs verl computes at once."""
+        return self.mini_batch if self.separate else self.step_prompts
+
+    @property
+    def sequence_devices(self) -> int:
+        """Devices that share the tokens of a sequence."""
+        return 1 if self.megatron else self.devices_of_a_rank
+
+    @property
+    def warm_up_in_steps(self) -> bool:
+        """Whether the warm-up has a number of steps, which wins over its share of the run."""
+        return is_number(steps := self.value(_WARM_UP)) and steps > 0
+
+    @property
+    def decay_steps(self) -> int | None:
+        """Steps of Megatron's learning-rate schedule; None if verl counts them from the data."""
+        steps: int | None = self.value(f"{ACTOR}.optim.lr_decay_steps") or self.value(_STEPS)
+        return steps
+
+    @property
+    def stages(self) -> int:
+        return len(self.settings.method.training_method.stages)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
+
+
+_WHOLE = "a success rate needs all responses to a question in one step"
+_POLICY = "the confidence states the success rate of the policy's own distribution"
+_EVALUATED = "an evaluation takes one sample at temperature 1"
+_ONE_TURN = "a response is one turn"
+_NO_KL = "the objective has no KL term and so no reference model"
+_TRAINED = "rows are checked before training"
+_NO_CP = "the plugin is untested with context parallelism"
+_MIXES = "scales the confidence's tokens by the answer's"
+_OUR_LOSS = "our loss takes the place of verl's"
+_OUR_ADVANTAGES = "our advantages take the place of verl's"
+_OUR_REWARD = "our reward manager does not read it"
+
+
+def _no_effect(key: str, default: tuple[Any, ...], because: str) -> Requirement[VerlRun]:
+    """A key without effect, which may only have verl's default or null."""
+    return Requirement("no-effect", key, default, because, optional=True, effect="none")
+
+
+#: Keys of verl's that need one value, or one of some.
+REQUIREMENTS: tuple[Requirement[VerlRun], ...] = (
+    Requirement("plugin", "trainer.use_v1", (True,), "the plugin is one of verl's V1 trainer"),
+    Requirement("plugin", "trainer.v1.trainer_mode", tuple(TRAINERS), "verl's own trainers have no confidence"),
+    Requirement("plugin", "algorithm.adv_estimator", (NAME,), "another estimator gives every token the same advantage"),
+    Requirement("plugin", "reward.reward_manager.name", (NAME,), "another one does not parse the confidence"),
+    Requirement("plugin", "reward.reward_manager.source", ("register",), "ours is registered"),
+    Requirement("plugin", "reward.custom_reward_function.path", (None,), "it would get text without special tokens"),
+    Requirement("plugin", "reward.reward_model.enable", (False,), "only the grader decides whether an answer is right"),
+    Requirement("objective", "distillation.enabled", (False,), "the objective has no teacher"),
+    Requirement(
+        "groups", "algorithm.filter_groups.enable", (False,), "groups without variance still train the confidence"
+    ),
+    Requirement("groups", "trainer.v1.sampler.custom_sampler.path", (None,), _WHOLE),
+    Requirement("groups", "trainer.v1.sampler.sync_refill_failed_groups", (False,), "coca.broken_groups handles them"),
+    Requirement("groups", "trainer.v1.sync.parameter_sync_step", (1,), _WHOLE, optional=True),
+    Requirement(
+        "groups",
+        "trainer.v1.colocate_async.parameter_sync_step",
+        (1,),
+        "the rollout sleeps until the update is done",
+        optional=True,
+    ),
+    Requirement("groups", "data.gen_batch_size", (None,), _WHOLE),
+    Requirement("groups", "skip.rollout_tq.enable", (False,), "stored rollouts come from another policy"),
+    Requirement("data", "data.filter_overlong_prompts", (False,), "it drops questions silently"),
+    Requirement("data", "data.truncation", ("error",), "a prompt is never truncated"),
+    Requirement("data", "data.custom_cls.path", (None,), _TRAINED),
+    Requirement("data", "data.prompt_key", ("prompt",), "coca-mindspeed data export verl writes the prompt there"),
+    Requirement("groups", f"{ROLLOUT}.over_sample_rate", (0,), _WHOLE),
+    Requirement("sampling", f"{ROLLOUT}.do_sample", (True,), _POLICY),
+    Requirement("sampling", f"{ROLLOUT}.top_k", (-1,), _POLICY),
+    Requirement("sampling", f"{ROLLOUT}.top_p", (1,), _POLICY),
+    Requirement("sampling", f"{ROLLOUT}.ignore_eos", (False,), "a response ends at its end of sequence"),
+    Requirement("sampling", f"{ROLLOUT}.multi_turn.enable", (False,), _ONE_TURN),
+    Requirement("sampling", f"{ROLLOUT}.agent.default_agent_loop", ("single_turn_agent",), _ONE_TURN),
+    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.do_sample", (True,), _EVALUATED),
+    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.temperature", (1,), _EVALUATED),
+    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.top_k", (-1,), _EVALUATED),
+    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.top_p", (1,), _EVALUATED),
+    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.n", (1,), _EVALUATED),
+    Requirement("objective", "algorithm.use_kl_in_reward", (False,), _NO_KL),
+    Requirement("objective", f"{ACTOR}.use_kl_loss", (False,), _NO_KL),
+    Requirement("objective", f"{ACTOR}.entropy_coeff", (0,), "the objective has no entropy term"),
+    Requirement("objective", f"{ACTOR}.strategy", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
+    Requirement("objective", f"{MEGATRON}.context_parallel_size", (1,), _NO_CP, optional=True),
+    Requirement("objective", f"{MEGATRON}.dynamic_context_parallel", (False,), _NO_CP, optional=True),
+    Requirement("objective", "critic.enable", (None, False), "advantages come from groups, not from a critic"),
+    Requirement("objective", "trainer.critic_warmup", (0,), "there is no critic, and the actor would not be trained"),
+    Requirement("objective", f"{CORRECTION}.rollout_is", (None, "token"), f"a weight of the whole response {_MIXES}"),
+    Requirement(
+        "objective", f"{CORRECTION}.rollout_is_batch_normalize", (False,), f"the mean weight of a batch {_MIXES}"
+    ),
+    Requirement(
+        "objective",
+        f"{CORRECTION}.rollout_is_threshold",
+        lambda value, _: is_number(value) and value > 0,
+        "must be a number above 0: a lower bound too would remove tokens from the objective",
+    ),
+    Requirement("objective", f"{CORRECTION}.rollout_rs", (None,), "rejection removes tokens from the objective"),
+    Requirement("objective", f"{CORRECTION}.bypass_mode", (False,), "old log-probs are the trainer's own"),
+    _no_effect(f"{ACTOR}.clip_ratio", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
+    _no_effect(f"{ACTOR}.clip_ratio_low", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
+    _no_effect(f"{ACTOR}.clip_ratio_high", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
+    _no_effect(f"{ACTOR}.clip_ratio_c", (3,), f"{_OUR_LOSS}; it has no second clip"),
+    _no_effect(f"{ACTOR}.policy_loss.loss_mode", ("vanilla",), f"{_OUR_LOSS}; coca.method has its settings"),
+    _no_effect(f"{ACTOR}.loss_agg_mode", ("token-mean",), f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
+    _no_effect(f"{ACTOR}.loss_scale_factor", (None,), f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
+    _no_effect("algorithm.gamma", (1,), _OUR_ADVANTAGES),
+    _no_effect("algorithm.lam", (1,), _OUR_ADVANTAGES),
+    _no_effect("algorithm.norm_adv_by_std_in_grpo", (True,), f"{_OUR_ADVANTAGES}; set coca.method.advantage_scale"),
+    _no_effect("algorithm.use_pf_ppo", (False,), _OUR_ADVANTAGES),
+    _no_effect("reward.sandbox_fusion.url", (None,), f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
+    _no_effect("sandbox_fusion.url", (None,), f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
+    _no_effect("custom_reward_function.path", (None,), f"{_OUR_REWARD}; set coca.grader"),
+    _no_effect("reward_model.reward_manager", (None,), "verl's trainer reads reward.reward_manager.name"),
+    _no_effect("reward_model.enable", (False,), "verl's trainer reads reward.reward_model"),
+)
+
+
+_FSDP = "must be fsdp2 or fsdp with model_engine: dp"
+_MODEL_ENGINE = (
+    "take coca_qwen25_7b_megatron, or write {override /model_engine: megatron} into the defaults of your file"
+)
+#: The sections of the engine must be those of the strategy: verl's ``model_engine`` chooses them.
+ENGINE: tuple[Requirement[VerlRun], ...] = (
+    Requirement(
+        "engine",
+        f"{ACTOR}.strategy",
+        lambda _, run: run.value(MEGATRON) is not None,
+        _FSDP,
+        _MODEL_ENGINE,
+        when=lambda run: run.megatron,
+    ),
+    Requirement(
+        "engine",
+        f"{ACTOR}.strategy",
+        lambda _, run: run.value(f"{ACTOR}.fsdp_config") is not None,
+        "must be megatron with model_engine: megatron",
+        "take a run without megatron in its name, or model_engine: dp",
+        when=lambda run: not run.megatron,
+    ),
+)
+
+
+def _count(key: str, when: Callable[[VerlRun], object] = lambda run: True) -> Requirement[VerlRun]:
+    positive = "must be a whole number of 1 or more"
+    return Requirement("count", key, lambda value, _: type(value) is int and value >= 1, positive, when=when)
+
+
+#: The numbers that the tables below divide by or compare.
+COUNTS = (
+    _count("data.train_batch_size"),
+    _count("data.max_prompt_length"),
+    _count("data.max_response_length"),
+    _count(MINI_BATCH),
+    _count(f"{ROLLOUT}.n"),
+    _count(f"{ROLLOUT}.tensor_model_parallel_size"),
+    _count("trainer.n_gpus_per_node"),
+    _count("trainer.nnodes"),
+    _count("trainer.total_epochs"),
+    _count(_TP, lambda run: run.megatron),
+    _count(_PP, lambda run: run.megatron),
+    _count(_ULYSSES, lambda run: not run.megatron),
+    _count(_FSDP_ULYSSES, lambda run: not run.megatron),
+    _count(TOKENS, lambda run: run.dynamic),
+    _count(SYNC_STEP, lambda run: run.separate),
+    _count(_STEPS, lambda run: run.value(_STEPS) is not None),
+)
+#: Weights, devices and batch sizes; a row that divides applies only where the rows before it hold.
+BATCHES: tuple[Requirement[VerlRun], ...] = (
+    Requirement(
+        "objective",
+        f"{CORRECTION}.rollout_is",
+        lambda weights, run: weights is not None or run.trainer == "sync",
+        lambda run: f"must be token with {run.trainer}: earlier weights sampled the responses",
+    ),
+    # Without them verl leaves the weights out and says nothing.
+    Requirement(
+        "objective",
+        f"{ROLLOUT}.calculate_log_probs",
+        lambda returned, _: returned,
+        lambda run: f"must be true for {CORRECTION}.rollout_is={run.value(f'{CORRECTION}.rollout_is')}",
+        when=lambda run: run.value(f"{CORRECTION}.rollout_is") is not None,
+    ),
+    Requirement(
+        "group-size", f"{ROLLOUT}.n", lambda group, _: group >= 2, "must be 2 or more: a success rate needs a group"
+    ),
+    # verl would fill the last mini-batch up with rows of its own, and the mean would count them.
+    Requirement(
+        "mini-batch",
+        MINI_BATCH,
+        lambda size, run: run.step_prompts % size == 0,
+        lambda run: f"must divide data.train_batch_size {run.step_prompts}",
+    ),
+    Requirement(
+        "devices",
+        _TP,
+        lambda _, run: run.whole_ranks,
+        lambda run: f"TP x PP = {run.devices_of_a_rank} must divide the {run.devices} devices",
+        when=lambda run: run.megatron,
+    ),
+    Requirement(
+        "devices",
+        _ULYSSES,
+        lambda _, run: run.whole_ranks,
+        lambda run: f"must divide the {run.devices} devices",
+        when=lambda run: not run.megatron,
+    ),
+    Requirement(
+        "devices",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        lambda size, run: run.devices % size == run.rollout_devices % size == 0,
+        lambda run: f"must divide the {' and the '.join(map(str, sorted({run.devices, run.rollout_devices})))} devices",
+    ),
+    Requirement(
+        "devices",
+        f"{ROLLOUT}.nnodes",
+        lambda _, run: run.rollout_devices > 0,
+        "must be 1 or more: devices of their own sample",
+        when=lambda run: run.separate,
+    ),
+    Requirement(
+        "devices",
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda backend, _: backend != "naive",
+        "must carry weights to other devices: nccl, hccl, nixl",
+        when=lambda run: run.separate,
+    ),
+    Requirement(
+        "mini-batch",
+        "data.train_batch_size",
+        lambda prompts, run: prompts == run.value(SYNC_STEP) * run.mini_batch,
+        lambda run: f"must be {SYNC_STEP} = {run.value(SYNC_STEP)} times {MINI_BATCH} = {run.mini_batch}",
+        when=lambda run: run.separate,
+    ),
+    Requirement(
+        "mini-batch",
+        MINI_BATCH,
+        lambda size, run: size * run.group % run.ranks == 0,
+        lambda run: f"of {run.group} responses must divide among {run.ranks} data-parallel ranks",
+        when=lambda run: run.whole_ranks,
+    ),
+    Requirement(
+        "packing",
+        TOKENS,
+        lambda tokens, run: tokens * run.sequence_devices >= run.longest,
+        lambda run: f"times {run.sequence_devices} devices must hold the longest sequence, {run.longest} tokens",
+        when=lambda run: run.shares_rows and run.dynamic,
+    ),
+    Requirement(
+        "micro-batch",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        lambda size, run: size and run.rank_rows(run.mini_batch) % size == 0,
+        lambda run: f"must divide a rank's {run.rank_rows(run.mini_batch)} rows",
+        _DYNAMIC,
+        when=lambda run: run.shares_rows and not run.dynamic,
+    ),
+    Requirement(
+        "micro-batch",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+        lambda size, run: size and run.rank_rows(run.update_prompts) % size == 0,
+        lambda run: f"must divide a rank's {run.rank_rows(run.update_prompts)} rows",
+        _DYNAMIC,
+        when=lambda run: run.shares_rows and not run.value(f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
+    ),
+)
+_BEST = "coca_mindspeed.verl.checkpoints.BestCheckpoint"
+#: The length of the run, its warm-up and its checkpoints.
+SCHEDULE: tuple[Requirement[VerlRun], ...] = (
+    # Megatron's ``OptimizerParamScheduler`` asserts, in the workers and without a message, that a warm-up ends.
+    Requirement(
+        "warm-up",
+        _WARM_UP,
+        lambda steps, run: run.decay_steps is None or steps < run.decay_steps,
+        lambda run: f"must be below the {run.decay_steps} steps of the schedule; 0 for a --trial",
+        when=lambda run: run.megatron and run.warm_up_in_steps,
+    ),
+    Requirement(
+        "warm-up",
+        f"{_WARM_UP}_ratio",
+        lambda share, _: share < 1,
+        "must be below 1: the warm-up must end before the run does",
+        when=lambda run: run.megatron and not run.warm_up_in_steps and is_number(run.value(f"{_WARM_UP}_ratio")),
+    ),
+    Requirement(
+        "best-checkpoint",
+        "trainer.test_freq",
+        lambda test, run: (
+            run.value("trainer.save_freq") > 0 and test > 0 and run.value("trainer.save_freq") % test == 0
+        ),
+        lambda run: (
+            f"must divide trainer.save_freq={run.value('trainer.save_freq')}: {_BEST} compares validated checkpoints"
+        ),
+        when=lambda run: run.value("trainer.checkpoint_callback_class") == _BEST,
+    ),
+    Requirement(
+        "best-checkpoint",
+        f"{ACTOR}.checkpoint.async_save",
+        lambda kept, _: not kept,
+        f"must be false: {_BEST} keeps finished checkpoints",
+        when=lambda run: run.value("trainer.checkpoint_callback_class") == _BEST,
+    ),
+    Requirement(
+        "stages",
+        "trainer.total_epochs",
+        lambda epochs, run: epochs % run.stages == 0,
+        lambda run: f"must be a multiple of the {run.stages} stages of {run.settings.method.name}",
+        when=lambda run: run.value(_STEPS) is None,
+    ),
+    Requirement(
+        "stages",
+        _STEPS,
+        lambda steps, run: steps % run.stages == 0,
+        lambda run: f"must be a multiple of the {run.stages} stages of {run.settings.method.name}",
+        when=lambda run: run.value(_STEPS) is not None,
+    ),
+)
