@@ -2,8 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Annotated, Any
@@ -13,15 +12,21 @@ from pydantic import Field
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config.prompt_form import contains_prompt
+from coca_mindspeed.config.requirements import Requirement, View, required
 from coca_mindspeed.config.values import Engine, KeyFacts, unread_keys
 from coca_mindspeed.data.export import record_of
-from coca_mindspeed.errors import CocaError, Condition, DataError, Problem, as_check, find_problems, raise_problems
+from coca_mindspeed.errors import CocaError, DataError, Problem, find_problems, raise_problems
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
 
+#: Reasons that requirements on the options of both frameworks have.
+ONE_RATIO = "one ratio for a whole response gives each of its tokens the gradient of both segments"
+ONE_WEIGHT = "one weight for a whole response scales the confidence's tokens by the answer's"
+ONE_MASK = "it decides by the log-probs of the whole response which tokens of a segment are trained"
+BY_ENTROPY = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
 Share = Annotated[float, Field(gt=0)]
 _NO_STEPS = KeyFacts(instead={"ms_swift": "ms-swift does not tell its step; train each stage in a run of its own"})
 
@@ -61,8 +66,8 @@ def integration_settings(section: Mapping[str, Any], engine: Engine) -> Integrat
         if key in given
     ]
     follows_steps = "stage_shares" not in unread
-    stages = as_check(partial(_stages, follows_steps=follows_steps), lambda _, key: getattr(settings, key[5:]))
-    problems += find_problems(settings, [stages])
+    rows = _SHARES if follows_steps else (_ONE_STAGE, *_SHARES)
+    problems += [each._replace(key=f"coca.{each.key}") for each in find_problems(settings, [required(rows)])]
     try:
         _ = settings.stage is None or settings.method.checked_stage(settings.stage)
     except ValueError as error:
@@ -71,13 +76,37 @@ def integration_settings(section: Mapping[str, Any], engine: Engine) -> Integrat
     return settings
 
 
-def _stages(settings: IntegrationSettings, follows_steps: bool) -> Iterator[Condition]:
-    stages, stage, shares = settings.method.training_method.stages, settings.stage, settings.stage_shares
-    names = f"{len(stages)} stages of {settings.method.name} ({', '.join(stages)})"
-    one = stage is not None or follows_steps or len(stages) == 1
-    yield "stage", "coca.stage", one, f"an index of the {names}", "train each stage in a run of its own"
-    yield "stage", "coca.stage_shares", shares is None or len(shares) == len(stages), f"a share for each of the {names}"
-    yield "stage", "coca.stage_shares", shares is None or stage is None, "not set together with coca.stage"
+def _stage_names(settings: IntegrationSettings) -> str:
+    stages = settings.method.training_method.stages
+    return f"{len(stages)} stages of {settings.method.name} ({', '.join(stages)})"
+
+
+_ONE_STAGE: Requirement[IntegrationSettings] = Requirement(
+    "stage",
+    "stage",
+    lambda stage, settings: stage is not None or len(settings.method.training_method.stages) == 1,
+    lambda settings: f"an index of the {_stage_names(settings)}",
+    "train each stage in a run of its own",
+)
+_SHARES: tuple[Requirement[IntegrationSettings], ...] = (
+    Requirement(
+        "stage",
+        "stage_shares",
+        lambda shares, settings: shares is None or len(shares) == len(settings.method.training_method.stages),
+        lambda settings: f"a share for each of the {_stage_names(settings)}",
+    ),
+    Requirement(
+        "stage",
+        "stage_shares",
+        lambda shares, settings: shares is None or settings.stage is None,
+        "not set together with coca.stage",
+    ),
+)
+
+
+def check_options(rows: Sequence[Requirement[View]], args: Any, title: str) -> None:
+    """Raise ``ConfigError`` with all problems of a framework's options, which are attributes; an absent one is None."""
+    raise_problems(find_problems(View(vars(args)), [required(rows)]), title)
 
 
 def check_version(package: str, tested: str) -> None:

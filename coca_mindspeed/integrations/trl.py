@@ -22,11 +22,17 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
-from coca_mindspeed.errors import Condition, ConfigError, DataError, as_check, find_problems, raise_problems
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.integrations.settings import (
+    BY_ENTROPY,
+    ONE_MASK,
+    ONE_RATIO,
+    ONE_WEIGHT,
     RowGrader,
     check_held_out,
+    check_options,
     check_prompt,
     check_version,
     integration_settings,
@@ -60,26 +66,33 @@ _KEYS = TemplateKeys(
 )
 
 
-def _conditions(args: GRPOConfig) -> Iterator[Condition]:
-    one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
-    yield "segments", "importance_sampling_level", args.importance_sampling_level == "token", "token", one_ratio
-    corrected = args.use_vllm and args.vllm_importance_sampling_correction
-    by_token = not corrected or args.vllm_importance_sampling_mode in ("token_truncate", "token_mask")
-    one_weight = "one weight for a whole response scales the confidence's tokens by the answer's"
-    yield "segments", "vllm_importance_sampling_mode", by_token, "token_truncate or token_mask", one_weight
-    yield "segments", "loss_type", args.loss_type != "vespo", "a loss with a ratio for each token", one_weight
-    one_mask = "it decides by the log-probs of the whole response which tokens of a segment are trained"
-    yield "segments", "off_policy_mask_threshold", args.off_policy_mask_threshold is None, "None", one_mask
-    by_entropy = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
-    yield "segments", "top_entropy_quantile", args.top_entropy_quantile == 1, "1.0, the default", by_entropy
-    own_scale = "the scale of CoCA's advantages is coca={'method': {'advantage_scale': ...}}"
-    yield "scale", "scale_rewards", args.scale_rewards == "group", "'group', the default", own_scale
-    yield "rewards", "reward_weights", args.reward_weights is None, "None: there is one reward function"
-    yield (
-        *("rewards", "multi_objective_aggregation", args.multi_objective_aggregation == "sum_then_normalize"),
-        "'sum_then_normalize', the default: there is one reward function",
-    )
-    yield "groups", "num_generations_eval", args.num_generations_eval != 1, "at least 2, since GESR needs a group"
+_ONE_FUNCTION = "there is one reward function"
+_REQUIREMENTS: tuple[Requirement[View], ...] = (
+    Requirement("segments", "importance_sampling_level", ("token",), ONE_RATIO),
+    Requirement(
+        "segments",
+        "vllm_importance_sampling_mode",
+        ("token_truncate", "token_mask"),
+        ONE_WEIGHT,
+        when=lambda args: args.value("use_vllm") and args.value("vllm_importance_sampling_correction"),
+    ),
+    Requirement(
+        "segments", "loss_type", lambda loss, _: loss != "vespo", f"must have a ratio for each token: {ONE_WEIGHT}"
+    ),
+    Requirement("segments", "off_policy_mask_threshold", (None,), ONE_MASK),
+    Requirement("segments", "top_entropy_quantile", (1.0,), BY_ENTROPY),
+    Requirement(
+        "scale",
+        "scale_rewards",
+        ("group",),
+        "the scale of CoCA's advantages is coca={'method': {'advantage_scale': ...}}",
+    ),
+    Requirement("rewards", "reward_weights", (None,), _ONE_FUNCTION),
+    Requirement("rewards", "multi_objective_aggregation", ("sum_then_normalize",), _ONE_FUNCTION),
+    Requirement(
+        "groups", "num_generations_eval", lambda group, _: group != 1, "must be at least 2, since GESR needs a group"
+    ),
+)
 
 
 def _parts(datasets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -141,7 +154,7 @@ class CocaTrainer(GRPOTrainer):
         section = dict(coca or {})
         self._settings = integration_settings(section, "trl")
         if args is not None:
-            raise_problems(find_problems(args, [as_check(_conditions)]), "options of GRPOConfig:")
+            check_options(_REQUIREMENTS, args, "options of GRPOConfig:")
         for name in ("tools", "environment_factory"):
             if kwargs.get(name):
                 raise ConfigError(f"{name}: not supported; its output would be taken for the model's own response")

@@ -17,7 +17,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -29,9 +29,20 @@ from transformers import AutoTokenizer
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
-from coca_mindspeed.errors import CocaError, Condition, ConfigError, as_check, find_problems, raise_problems
-from coca_mindspeed.integrations.settings import RowGrader, check_prompt, check_version, integration_settings
+from coca_mindspeed.errors import CocaError, ConfigError
+from coca_mindspeed.integrations.settings import (
+    BY_ENTROPY,
+    ONE_MASK,
+    ONE_RATIO,
+    ONE_WEIGHT,
+    RowGrader,
+    check_options,
+    check_prompt,
+    check_version,
+    integration_settings,
+)
 from coca_mindspeed.scoring.rollout import Parsed, Sampled, number_or_none
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -60,32 +71,45 @@ _KEYS = TemplateKeys(
 )
 
 
-def _conditions(args: Any) -> Iterator[Condition]:
-    def value(name: str) -> Any:
-        return getattr(args, name, None)
-
-    one_ratio = "one ratio for a whole response gives each of its tokens the gradient of both segments"
-    yield "segments", "importance_sampling_level", value("importance_sampling_level") == "token", "token", one_ratio
-    one_weight = "one weight for a whole response scales the confidence's tokens by the answer's"
-    by_token, mode = (None, "token_truncate", "token_mask"), "rollout_importance_sampling_mode"
-    yield "segments", mode, value(mode) in by_token, "token_truncate, token_mask or not set", one_weight
-    mixing = value("loss_type") in ("real", "fipo")
-    yield "segments", "loss_type", not mixing, "a loss with a ratio for each token", one_weight
-    one_mask = "it decides by the log-probs of the whole response which tokens of a segment are trained"
-    mask = "off_policy_sequence_mask_delta"
-    yield "segments", mask, value(mask) is None, "not set", one_mask
-    by_entropy = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
-    yield "segments", "top_entropy_quantile", value("top_entropy_quantile") in (None, 1), "1.0, the default", by_entropy
-    one_mean = "Liger's loss takes the mean of a response's advantages"
-    yield "segments", "use_liger_kernel", not value("use_liger_kernel"), "false", one_mean
-    all_equal = "groups whose answers are all right, or all wrong, train the confidence too"
-    yield "groups", "dynamic_sample", not value("dynamic_sample"), "false", all_equal
-    own_scale = 'the scale of CoCA\'s advantages is COCA=\'{"method": {"advantage_scale": ...}}\''
-    yield "scale", "scale_rewards", value("scale_rewards") in (None, "group"), "not set", own_scale
-    own = "advantages are CoCA's alone"
-    yield "estimator", "advantage_estimator", value("advantage_estimator") == "grpo", "grpo, the default", own
-    yield "estimator", "advantage_reweight", value("advantage_reweight") is None, "not set", own
-    yield "estimator", "kl_in_reward", not value("kl_in_reward"), "false", own
+_OWN = "advantages are CoCA's alone"
+_REQUIREMENTS: tuple[Requirement[View], ...] = (
+    Requirement("segments", "importance_sampling_level", ("token",), ONE_RATIO),
+    Requirement(
+        "segments", "rollout_importance_sampling_mode", ("token_truncate", "token_mask"), ONE_WEIGHT, optional=True
+    ),
+    Requirement(
+        "segments",
+        "loss_type",
+        lambda loss, _: loss not in ("real", "fipo"),
+        f"must have a ratio for each token: {ONE_WEIGHT}",
+    ),
+    Requirement("segments", "off_policy_sequence_mask_delta", (None,), ONE_MASK),
+    Requirement("segments", "top_entropy_quantile", (1.0,), BY_ENTROPY, optional=True),
+    Requirement(
+        "segments",
+        "use_liger_kernel",
+        (False,),
+        "Liger's loss takes the mean of a response's advantages",
+        optional=True,
+    ),
+    Requirement(
+        "groups",
+        "dynamic_sample",
+        (False,),
+        "groups whose answers are all right, or all wrong, train the confidence too",
+        optional=True,
+    ),
+    Requirement(
+        "scale",
+        "scale_rewards",
+        ("group",),
+        'the scale of CoCA\'s advantages is COCA=\'{"method": {"advantage_scale": ...}}\'',
+        optional=True,
+    ),
+    Requirement("estimator", "advantage_estimator", ("grpo",), _OWN),
+    Requirement("estimator", "advantage_reweight", (None,), _OWN),
+    Requirement("estimator", "kl_in_reward", (False,), _OWN, optional=True),
+)
 
 
 @cache
@@ -99,7 +123,7 @@ class Correct(ORM):
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         super().__init__(args, **kwargs)
         if args is not None:
-            raise_problems(find_problems(args, [as_check(_conditions)]), "options of ms-swift:")
+            check_options(_REQUIREMENTS, args, "options of ms-swift:")
 
     def __call__(self, completions: Sequence[str], **columns: Sequence[Any]) -> list[float | None]:
         for number, messages in enumerate(columns.get("messages", ()), start=1):
