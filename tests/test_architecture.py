@@ -183,9 +183,11 @@ def test_static_checks_of_verl_runs_do_not_import_verl():
 
 
 def test_process_settings_are_read_only_in_entry_points():
-    """By what the manifests name, and by what Ray starts; everything else takes them as an argument."""
+    """By functions of the manifests, the classes that they join to upstream's, and actors; others get an argument."""
     entries = {hook.replacement for manifest in load_manifests() for hook in manifest.hooks if hook.replacement}
-    entries |= {f"coca_mindspeed.mindspeed.{name}" for name in ("stages.reward_worker:RewardWorker.initialize",)}
+    others = ("trainer:SegmentTrainer.__init__", "trainer:IterationLog._finish", "reference:WorkerGroup.__new__")
+    others += ("reward_worker:RewardWorker.initialize",)
+    entries |= {f"coca_mindspeed.mindspeed.stages.{name}" for name in others}
     readers = set()
     for module, path in modules():
         if module == "mindspeed.start.process":  # prepares the process by them

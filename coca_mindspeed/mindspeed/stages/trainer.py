@@ -39,88 +39,93 @@ from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import HELD_OUT
 from coca_mindspeed.utils.console import print_text
 
+_Upstream: Any = object  # the class of MindSpeed-RL is the next base
+
+
+class SegmentTrainer(_Upstream):
+    """The part of MindSpeed-RL's trainer that is ours; its methods override those of ``RayGRPOTrainer``."""
+
+    def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
+        import ray
+
+        self._process = process_settings()
+        if not self._process.reference:
+            ref_worker = NoReference(actor_worker.megatron_config)
+        super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
+        coca, config = self._process.coca, self.actor_worker.megatron_config
+        self._questions = question_order(read_run_records(Path(config.data_path), coca.data_sha256), config)
+        # Made once: Ray sends a new remote function to its workers again.
+        self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
+        self._samples = SampleWriter(coca, self.tokenizer)
+        self._validation = Validation(coca, self) if coca.validation_interval else None
+        self._iteration = 0
+
+    def transfer_dock_init(self) -> None:
+        """Build the dock with our columns, without having the reward stage wait for them."""
+        asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
+        written = (*SCORES.values(), ROLLOUT_LOG_PROBS)
+        self.dataset_additional_keys = [*asked, *written]
+        try:
+            super().transfer_dock_init()
+        finally:
+            self.dataset_additional_keys = asked
+
+    def fit(self, data_iters: Iterator[Any]) -> None:
+        """Train; validate between iterations."""
+        self._iteration = self.actor_worker.get_iteration()
+        if self._process.coca.output_dir is not None:
+            cut_logs(self._process.coca.output_dir, self._iteration)
+        if self._iteration == self.train_iters:  # killed between its last checkpoint and its last validation
+            self._validate(self._iteration)
+        super().fit(self._between_iterations(iter(data_iters)))
+
+    def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
+        for batch in data_iters:
+            if self._iteration % (self._process.coca.validation_interval or 1) == 0:
+                self._validate(self._iteration)
+            self._iteration += 1
+            yield batch
+
+    def _validate(self, iteration: int) -> None:
+        """Validate the weights after an iteration, unless an earlier start has."""
+        if self._validation is not None and not self._validation.is_done(iteration):
+            self._validation.run(iteration)
+
+    def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
+        """Run the advantage stage as a Ray task, as MindSpeed-RL does."""
+        start, step = time.time(), self._iteration - 1
+        rows = fetch(
+            self._advantages.remote(
+                self.transfer_dock,
+                self._process.coca,
+                count=self.micro_batch_size,
+                group_size=self.n_samples_per_prompt,
+                rows=self.global_batch_size * self.n_samples_per_prompt,
+                guarantee_order=guarantee_order,
+                sample_prompts=self._samples.prompts_wanted(self._iteration),
+                seen=(self._questions.seen(step), self._questions.times_asked(step)),
+            )
+        )
+        self._samples.write(self._iteration, rows, self.transfer_dock)
+        end = time.time()
+        report(
+            self.transfer_dock,
+            {
+                "timing/adv": [round(end, 4), round(start, 4)],
+                "end_time/end_adv_time": [round(end, 4)],
+            },
+        )
+
+    def save_checkpoint(self, iteration: int) -> None:
+        """Save, and validate the last weights, after which ``fit`` draws no prompts."""
+        super().save_checkpoint(iteration)
+        if iteration == self.train_iters:
+            self._validate(iteration)
+
 
 def grpo_trainer(original: Any) -> Any:
     """Subclass MindSpeed-RL's ``RayGRPOTrainer``."""
-    import ray
-
-    class SegmentGRPOTrainer(original):
-        def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
-            self._process = process_settings()
-            if not self._process.reference:
-                ref_worker = NoReference(actor_worker.megatron_config)
-            super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
-            coca, config = self._process.coca, self.actor_worker.megatron_config
-            self._questions = question_order(read_run_records(Path(config.data_path), coca.data_sha256), config)
-            # Made once: Ray sends a new remote function to its workers again.
-            self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
-            self._samples = SampleWriter(coca, self.tokenizer)
-            self._validation = Validation(coca, self) if coca.validation_interval else None
-            self._iteration = 0
-
-        def transfer_dock_init(self) -> None:
-            """Build the dock with our columns, without having the reward stage wait for them."""
-            asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            written = (*SCORES.values(), ROLLOUT_LOG_PROBS)
-            self.dataset_additional_keys = [*asked, *written]
-            try:
-                super().transfer_dock_init()
-            finally:
-                self.dataset_additional_keys = asked
-
-        def fit(self, data_iters: Iterator[Any]) -> None:
-            """Train; validate between iterations."""
-            self._iteration = self.actor_worker.get_iteration()
-            if self._process.coca.output_dir is not None:
-                cut_logs(self._process.coca.output_dir, self._iteration)
-            if self._iteration == self.train_iters:  # killed between its last checkpoint and its last validation
-                self._validate(self._iteration)
-            super().fit(self._between_iterations(iter(data_iters)))
-
-        def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
-            for batch in data_iters:
-                if self._iteration % (self._process.coca.validation_interval or 1) == 0:
-                    self._validate(self._iteration)
-                self._iteration += 1
-                yield batch
-
-        def _validate(self, iteration: int) -> None:
-            """Validate the weights after an iteration, unless an earlier start has."""
-            if self._validation is not None and not self._validation.is_done(iteration):
-                self._validation.run(iteration)
-
-        def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
-            """Run the advantage stage as a Ray task, as MindSpeed-RL does."""
-            start, step = time.time(), self._iteration - 1
-            rows = fetch(
-                self._advantages.remote(
-                    self.transfer_dock,
-                    self._process.coca,
-                    count=self.micro_batch_size,
-                    group_size=self.n_samples_per_prompt,
-                    rows=self.global_batch_size * self.n_samples_per_prompt,
-                    guarantee_order=guarantee_order,
-                    sample_prompts=self._samples.prompts_wanted(self._iteration),
-                    seen=(self._questions.seen(step), self._questions.times_asked(step)),
-                )
-            )
-            self._samples.write(self._iteration, rows, self.transfer_dock)
-            end = time.time()
-            report(
-                self.transfer_dock,
-                {
-                    "timing/adv": [round(end, 4), round(start, 4)],
-                    "end_time/end_adv_time": [round(end, 4)],
-                },
-            )
-
-        def save_checkpoint(self, iteration: int) -> None:
-            """Save, and validate the last weights, after which ``fit`` draws no prompts."""
-            super().save_checkpoint(iteration)
-            if iteration == self.train_iters:
-                self._validate(iteration)
-
-    return SegmentGRPOTrainer
+    return type("SegmentGRPOTrainer", (SegmentTrainer, original), {})
 
 
 def divide_ratios(original: Any) -> Any:
@@ -132,56 +137,59 @@ def divide_ratios(original: Any) -> Any:
     return metrics_post_processing
 
 
-def iteration_metrics(original: Any) -> Any:
-    """Subclass ``Metric``, the collector of ``fit``: each iteration has a row of its own.
+class IterationCollector(_Upstream):
+    """Collects a row for each iteration.
 
     So the metrics that one iteration lacks are not logged with the value of the iteration before.
     """
 
-    class IterationMetrics(original):
-        def __init__(self) -> None:
-            super().__init__()
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset()
+
+    def reset(self) -> None:
+        self.metric = IterationRow()
+
+    def update(self, key: Any = "", value: Any = None, cumulate: bool = False) -> None:
+        if self.metric.is_logged:
             self.reset()
+        super().update(key, value, cumulate)
 
-        def reset(self) -> None:
-            self.metric = IterationRow()
 
-        def update(self, key: Any = "", value: Any = None, cumulate: bool = False) -> None:
-            if self.metric.is_logged:
-                self.reset()
-            super().update(key, value, cumulate)
+def iteration_metrics(original: Any) -> Any:
+    """Subclass ``Metric``, the collector of ``fit``."""
+    return type("IterationMetrics", (IterationCollector, original), {})
 
-    return IterationMetrics
+
+class IterationLog(_Upstream):
+    """Writes an iteration with all its metrics, of which ``fit`` tells it by ``info``, to a file; warns of problems.
+
+    The metrics ``held_out/`` of a validation before the iteration, which ``validation.jsonl`` has, are not logged.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._health = HealthWarnings()
+
+    def info(self, msg: Any, iteration: int | None = None, steps: int | None = None) -> None:
+        if iteration is not None and isinstance(msg, IterationRow):
+            self._finish(msg, iteration)
+        super().info(msg, iteration, steps)
+
+    def _finish(self, row: IterationRow, iteration: int) -> None:
+        process = process_settings()
+        if not process.reference:
+            row.pop("timing/non_overlap_reference_model", None)
+        coca = process.coca
+        if warning := self._health.after_step(iteration, row, coca.method.training_method):
+            print_text(warning, sys.stderr)
+        for name in [name for name in row if name.startswith(f"{HELD_OUT}/")]:
+            del row[name]
+        if coca.output_dir is not None and coca.metrics_file:
+            append_line(coca.output_dir / METRICS, {"step": iteration, **row})
+        row.is_logged = True
 
 
 def iteration_logger(original: Any) -> Any:
-    """Subclass ``Loggers``, whose ``info`` is how ``fit`` says that an iteration has all its metrics.
-
-    They are written to a file, and problems are warned of.  The metrics ``held_out/`` of a validation before the
-    iteration, which ``validation.jsonl`` has, are not logged.
-    """
-
-    class IterationLogger(original):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self._health = HealthWarnings()
-
-        def info(self, msg: Any, iteration: int | None = None, steps: int | None = None) -> None:
-            if iteration is not None and isinstance(msg, IterationRow):
-                self._finish(msg, iteration)
-            super().info(msg, iteration, steps)
-
-        def _finish(self, row: IterationRow, iteration: int) -> None:
-            process = process_settings()
-            if not process.reference:
-                row.pop("timing/non_overlap_reference_model", None)
-            coca = process.coca
-            if warning := self._health.after_step(iteration, row, coca.method.training_method):
-                print_text(warning, sys.stderr)
-            for name in [name for name in row if name.startswith(f"{HELD_OUT}/")]:
-                del row[name]
-            if coca.output_dir is not None and coca.metrics_file:
-                append_line(coca.output_dir / METRICS, {"step": iteration, **row})
-            row.is_logged = True
-
-    return IterationLogger
+    """Subclass ``Loggers``, which ``fit`` logs by."""
+    return type("IterationLogger", (IterationLog, original), {})
