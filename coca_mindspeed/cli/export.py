@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
+
 from coca_mindspeed.cli.ask import refuse_code
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
@@ -23,6 +25,7 @@ from coca_mindspeed.utils.directories import MARKER, check_output_path, output_d
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
 
+_CARD = Path(__file__).with_name("model_card.md.j2")
 _EXAMPLES = {
     "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
     "last": ("The answer is 42. <confidence> 0.83 </confidence>", "after"),
@@ -88,13 +91,10 @@ def model_card(
 ) -> str:
     """The model card of a local run, from its configuration, the form of its prompts, ``summary.json`` and marker."""
     method = config.method.training_method
-    position = method.confidence_position
-    example, where = _EXAMPLES[position]
-    decimals = "" if form.decimals is None else f", decimals={form.decimals}"
+    example, where = _EXAMPLES[method.confidence_position]
     path = config.model.path
     on_hub = path is not None and is_hub_id(path)
     base = "the built-in tiny model" if path is None else one_line(path if on_hub else Path(path).name)
-    own = "the author's own method" if is_custom(config.method.name) else "the method"
     grader = config.data.grader
     grader = Path(grader.partition(":")[0]).name if is_custom(grader) else grader  # without the author's folders
     rows = [
@@ -107,102 +107,28 @@ def model_card(
         ["use", "file", "questions", "SHA-256 of the records"],
         [[use, getattr(config.data, use, None) or "", d["records"], d["sha256"]] for use, d in marker["data"].items()],
     )
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [confidence, calibration, coca]
-{f"base_model: {base}" + chr(10) if on_hub else ""}---
-
-# {one_line(name)}
-
-`{base}`, trained by {own} `{method.name}` with coca-mindspeed {marker["version"]} to state how likely it is to be
-right {where} it answers.
-
-## Confidence
-
-{_prompt_section(form, config.rollout.temperature)}
-A response states the probability that its answer is right {where} the answer, as one number from 0 to 1:
-`{example}`. A response without a valid number has no confidence; treat it as a refusal,
-not as 0 or 1. To read it:
-
-```python
-from coca_mindspeed import parse_response
-
-parsed = parse_response({example!r}, position={position!r}{decimals})
-print(parsed.confidence, parsed.answer)
-```
-
-To get one, in this folder:
-
-```python
-{_code(form, config.rollout.temperature)}```
-
-Accept an answer if its confidence is at least a threshold that was chosen on your own questions
-(`coca-mindspeed evaluate` suggests one, `coca-router calibrate --risk` certifies one).
-
-## Results
-
-{results}
-{_lost(summary)}{_shared(summary)}On the held-out questions below. SR: share of responses with a valid confidence. TTC:
-tokens until the confidence is complete. --: undefined.
-
-## Data
-
-{data}
-## Limits
-
-- The confidence was trained and measured on questions of these files. Measure it first on other kinds of questions, and
-  with another language, system prompt, temperature or quantisation.
-- It is the probability of being right by this run's grader (`{grader}`).
-- One run with seed {config.seed}: figures vary between seeds, and with {summary["after"]["n"]} questions within the
-  intervals that `coca-mindspeed evaluate` prints.
-- The base model's licence and limits apply.
-"""
-
-
-def _prompt_section(form: PromptForm, temperature: float) -> str:
-    system = f"Send this system prompt, at temperature {temperature:g}:\n\n```text\n{form.system_prompt}\n```\n"
-    text = system if form.system_prompt else f"Send no system prompt, at temperature {temperature:g}.\n"
-    for category, instruction in form.instructions.items():
-        if instruction:
-            text += f"\nAppend this to a question of category `{one_line(category)}`:\n\n```text\n{instruction}\n```\n"
-        elif instruction is None:
-            text += f"\nIn training, each question of category `{one_line(category)}` ended with an instruction.\n"
-    return f"{text}\n`{PROMPT_FILE}` holds the same for programs, and `coca-router` and `coca-mindspeed ask` read it.\n"
-
-
-def _code(form: PromptForm, temperature: float) -> str:
-    """Python that asks the model in the form of a prompt of its training."""
-    category = next((name for name, text in form.instructions.items() if text is not None), None)
-    instruction = "" if category is None else f' + form["instructions"][{category!r}]'
-    system = '{"role": "system", "content": form["system_prompt"]}, ' if form.system_prompt else ""
-    return f"""import json
-
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")
-with open({PROMPT_FILE!r}, encoding="utf-8") as file:
-    form = json.load(file)["form"]
-question = "What is 6 x 7?"{instruction}
-messages = [{system}{{"role": "user", "content": question}}]
-prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-asked = {{name: prompt[name] for name in ("input_ids", "attention_mask")}}
-tokens = model.generate(**asked, do_sample=True, temperature={temperature:g}, max_new_tokens=256)
-print(tokenizer.decode(tokens[0, asked["input_ids"].shape[1] :], skip_special_tokens=True))
-"""
-
-
-def _shared(summary: Mapping[str, Any]) -> str:
-    """A sentence for held-out questions that were trained on; earlier releases did not count them."""
-    counts = summary.get("questions", {})
-    if not counts.get("shared"):
-        return ""
-    return f"**{counts['shared']:,} of the {counts['held_out']:,} different held-out questions were trained on.**\n\n"
-
-
-def _lost(summary: Mapping[str, Any]) -> str:
-    """A sentence for a training that cost accuracy."""
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters |= {"one_line": one_line, "repr": repr}
     before, after = (summary.get(when, {}).get("accuracy") for when in ("before", "after"))
-    if before is None or after is None or after >= before:
-        return ""
-    return f"**The training cost accuracy**: {before:.1%} before, {after:.1%} after.\n\n"
+    return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
+        name=one_line(name),
+        base=base,
+        on_hub=on_hub,
+        own_method=is_custom(config.method.name),
+        method=method,
+        example=example,
+        where=where,
+        form=form,
+        prompt_file=PROMPT_FILE,
+        category=next((name for name, text in form.instructions.items() if text is not None), None),
+        temperature=f"{config.rollout.temperature:g}",
+        results=results,
+        before=before,
+        after=after,
+        counts=summary.get("questions", {}),  # earlier releases did not count them
+        summary=summary,
+        data=data,
+        marker=marker,
+        grader=grader,
+        seed=config.seed,
+    )
