@@ -35,6 +35,7 @@ from coca_mindspeed.upstream.launch import (
     open_log,
     python,
     ray_head,
+    read_layer,
     require_free_port,
     require_nodes,
     require_plain_weight_format,
@@ -46,21 +47,6 @@ from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_text
 
-# A smoke run scales the run's own YAML down by these keys; all others are as in the run.
-_SMOKE_MODEL_AND_DATA = (
-    *("model.path=null", "model.compute_dtype=float32"),
-    *("data.name=arithmetic", "data.train=null", "data.evaluate=null", "data.grader=exact", "data.grader_options={}"),
-    "data.epochs=null",
-)
-_SMOKE_SIZES = (
-    *("warm_up.steps=20", "data.train_size=200", "data.evaluate_size=16"),
-    *("rollout.prompts=8", "rollout.group_size=4", "rollout.max_prompt_tokens=64", "rollout.max_new_tokens=24"),
-    *("trainer.steps=2", "trainer.minibatches=1", "trainer.threads=1", "evaluation.interval=0"),
-    *("checkpoint.interval=0", "logging.samples_interval=1", "logging.tensorboard=false"),
-    *("logging.wandb=null", "logging.swanlab=null"),
-)
-_TRIAL = ("trainer.steps=2", "evaluation.interval=0", "checkpoint.interval=2", "logging.samples_interval=1")
-_NOT_IN_A_TRIAL = ("data.epochs=null", "optimizer.warmup_steps=0")  # a warm-up would not end in two iterations
 _HOST_CPUS = 64  # MindSpeed-RL asks for tens of CPUs by number; without an NPU they need not exist
 
 
@@ -74,7 +60,10 @@ def launch(call: Launch) -> int:
         return _smoke(call)
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
-    typed = (*_TRIAL, *call.overrides, *_NOT_IN_A_TRIAL) if call.trial else call.overrides
+    typed = call.overrides
+    if call.trial:
+        trial = read_layer("launch/trial")
+        typed = (*trial.defaults, *typed, *trial.fixed)
     overrides = call.on_nodes("hardware.nodes", nodes, typed)
     composed = compose_run(call.run, overrides, upstream=written_as)
     call = replace(call, output=call.directory())
@@ -161,7 +150,8 @@ def _prepare(values: Mapping[str, Any]) -> driver.Training:
 
 def _smoke(call: Launch) -> int:
     """Two steps of the tiny model on the local engine, in a process of their own."""
-    call.refuse_overrides(_SMOKE_MODEL_AND_DATA)
+    layer = read_layer("launch/smoke")
+    call.refuse_overrides(layer.fixed)
     for override in call.overrides:
         key, _, value = override.lstrip("+").partition("=")
         if value == "host" and (key == "hardware" or key.endswith(".platform")):
@@ -169,7 +159,7 @@ def _smoke(call: Launch) -> int:
                 "--smoke runs the local engine: to run MindSpeed-RL without an NPU, leave it out and set "
                 f"trainer.steps=2 with {override} (docs/port.md, Without an NPU)"
             )
-    command = [python(), "-m", "coca_mindspeed.cli", "train", call.run, *_SMOKE_MODEL_AND_DATA, *_SMOKE_SIZES]
+    command = [python(), "-m", "coca_mindspeed.cli", "train", call.run, *layer.fixed, *layer.defaults]
     command += [*call.overrides, "--output", str(call.directory()), "--quiet"]  # what is typed wins over the sizes
     code = run_child(command, dry_run=call.dry_run)
     if code == 0 and not call.dry_run:

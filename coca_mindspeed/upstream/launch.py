@@ -1,6 +1,7 @@
 """Start a run on a Ray cluster: its options, signals, log and child processes, and Ray on this node."""
 
 import atexit
+import json
 import os
 import shlex
 import signal
@@ -8,17 +9,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageError
 from coca_mindspeed.upstream.nodes import Nodes
 from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.text_formats import read_yaml
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 60.0  # for a child to end before it is killed
@@ -67,6 +70,28 @@ class Launch:
             if override.lstrip("+").startswith(f"{key}="):
                 require_nodes(key, override.partition("=")[2], nodes)
         return (*overrides, f"{key}={nodes.total}") if nodes.total > 1 else tuple(overrides)
+
+
+class Layer(NamedTuple):
+    """Overrides by which a smoke run or a trial differs from the run, and variables of its processes.
+
+    ``defaults`` are those that a typed override may change.
+    """
+
+    defaults: tuple[str, ...]
+    fixed: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def read_layer(name: str) -> Layer:
+    """Read a layer from its file in ``configs/``, which has the dotted keys with their values."""
+    content = read_yaml(config_directory() / f"{name}.yaml")
+    overrides = {}
+    for section in ("defaults", "fixed"):
+        values = content.get(section, {}).items()
+        texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in values)
+        overrides[section] = tuple(f"{key}={text}" for key, text in texts)
+    return Layer(**overrides, environment=content.get("environment", {}))
 
 
 def require_nodes(key: str, number: object, nodes: Nodes) -> None:

@@ -18,6 +18,7 @@ from coca_mindspeed.upstream.launch import (
     open_log,
     python,
     ray_head,
+    read_layer,
     require_free_port,
     require_plain_weight_format,
     run_child,
@@ -28,36 +29,12 @@ from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.verl.plan import make_plan
-from coca_mindspeed.verl.requirements import ACTOR, ROLLOUT
+from coca_mindspeed.verl.requirements import ROLLOUT
 from coca_mindspeed.verl.upstream_keys import directory_of_verl
 
 _MODEL = "actor_rollout_ref.model"
 _NEWEST = Path("checkpoints") / "latest_checkpointed_iteration.txt"
-_TRIAL = (
-    *("trainer.total_training_steps=2", "trainer.val_before_train=false", "trainer.test_freq=-1"),
-    *("trainer.save_freq=2", "coca.samples_interval=1"),
-)
 _SMOKE_SETS = (f"{_MODEL}.path", f"{ROLLOUT}.name", "data.train_files", "data.val_files")
-_SMOKE_SIZES = (
-    *("coca.grader=exact", "coca.grading={}", "coca.samples_interval=1"),
-    *("trainer.device=cpu", "trainer.n_gpus_per_node=1", "trainer.nnodes=1", "trainer.total_training_steps=2"),
-    *("trainer.test_freq=2", "trainer.save_freq=2", "trainer.val_before_train=false", "trainer.total_epochs=2"),
-    *("trainer.logger=[console,file]", "data.train_batch_size=8", "data.max_prompt_length=64"),
-    *("data.max_response_length=24", "data.dataloader_num_workers=0", "reward.num_workers=1"),
-    *(f"{ROLLOUT}.name=host", f"{ROLLOUT}.n=4", f"{ROLLOUT}.agent.num_workers=1"),
-    *(f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.use_torch_compile=false"),
-    *(f"{ACTOR}.fsdp_config.use_torch_compile=false", f"{ACTOR}.fsdp_config.dtype=float32"),
-    *(f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype=fp32", f"{ROLLOUT}.tensor_model_parallel_size=1"),
-    *(f"{_MODEL}.use_remove_padding=false", f"{_MODEL}.enable_gradient_checkpointing=false"),
-    f"+{_MODEL}.override_config.attn_implementation=sdpa",
-    *("transfer_queue.backend.SimpleStorage.num_data_storage_units=1", "ray_kwargs.ray_init.num_cpus=12"),
-    *("+ray_kwargs.ray_init.num_gpus=1", "+ray_kwargs.ray_init.object_store_memory=500000000"),
-    "+ray_kwargs.ray_init.include_dashboard=false",
-)
-_SMOKE_ENVIRONMENT = {
-    **{"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.support.verl_host", "GLOO_SOCKET_IFNAME": "lo"},
-    **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-}
 
 
 @ending_by_signals()
@@ -72,7 +49,8 @@ def launch(call: Launch, file: Path) -> int:
         return _smoke(call, file, output)
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
-    overrides = call.on_nodes("trainer.nnodes", nodes, (*_TRIAL, *call.overrides) if call.trial else call.overrides)
+    trial = read_layer("verl/launch/trial").defaults if call.trial else ()
+    overrides = call.on_nodes("trainer.nnodes", nodes, (*trial, *call.overrides))
     where = _places(output)
     with ExitStack() as cluster:
         if nodes.rank == 0:  # other nodes need not see its directory
@@ -152,6 +130,7 @@ def _smoke(call: Launch, file: Path, output: Path) -> int:
     make = [python(), "-m", "tests.support.verl_smoke", str(tiny), str(file), *where, *call.overrides]
     if code := run_child(make, dry_run=call.dry_run):
         return code
-    os.environ |= _SMOKE_ENVIRONMENT
+    layer = read_layer("verl/launch/smoke")
+    os.environ |= layer.environment
     # The run's own file, scaled down; what is typed comes last, so that it wins.
-    return _main_ppo(call, file, [*files, *_SMOKE_SIZES, *where, *call.overrides])
+    return _main_ppo(call, file, [*files, *layer.defaults, *where, *call.overrides])
