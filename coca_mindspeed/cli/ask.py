@@ -18,9 +18,8 @@ from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.config.values import checked_method
 from coca_mindspeed.data.prompts import prompt_messages
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import CATEGORIES, Record
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean
-from coca_mindspeed.evaluation.predictions import CATEGORIES
 from coca_mindspeed.utils.console import one_line, print_text, without_password
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import run_of_model

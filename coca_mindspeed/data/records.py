@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
+#: Of a record; each has a grader of its name.
+CATEGORIES = ("math", "code", "factual")
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

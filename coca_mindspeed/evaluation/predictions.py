@@ -27,7 +27,6 @@ from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
-CATEGORIES = ("math", "code", "factual")
 # The metric of a validation that counts the answers which the other metrics leave out.
 UNGRADABLE_SHARE = "ungradable_share"
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
+from coca_mindspeed.data.records import CATEGORIES
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.intervals import (
     EceUnderCalibration,
@@ -32,7 +33,6 @@ from coca_mindspeed.evaluation.metrics import (
     round_half_up,
 )
 from coca_mindspeed.evaluation.predictions import (
-    CATEGORIES,
     VALIDATIONS,
     Prediction,
     gradable,

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coca_mindspeed.data.records import Record, RecordError, default_category
+from coca_mindspeed.data.records import CATEGORIES, Record, RecordError, default_category
 from coca_mindspeed.errors import GradingError, did_you_mean
 from coca_mindspeed.grading.custom import CustomGrader
 from coca_mindspeed.grading.factual import names_answer
@@ -24,9 +24,8 @@ _GRADERS = {
 GRADER_NAMES = tuple(_GRADERS)
 _Options = Mapping[str, Any] | None
 
-# A record's own metadata["grader"] wins over its data set, and that over its category.
+# A record's own metadata["grader"] wins over its data set, and that over its category, whose name its grader has.
 _BY_DATASET = {"arithmetic": "exact", "simpleqa": "simpleqa", "triviaqa": "factual"}
-_BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 _MANY = 0.25  # share of answers that name the gold answer and are wrong
 
 
@@ -62,7 +61,7 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
     grader = grader_class(name)
     options = dict(config or {})
     for option in options:
-        if name == "auto" and (owners := [n for n in _BY_CATEGORY.values() if option in _options_of(grader_class(n))]):
+        if name == "auto" and (owners := [n for n in CATEGORIES if option in _options_of(grader_class(n))]):
             raise GradingError(
                 f"option {option!r} of the grader 'auto': expected it under its own grader, as "
                 f'{{"{owners[0]}": {{"{option}": ...}}}}'
@@ -83,11 +82,12 @@ def grader_name(record: Record) -> str:
         if not isinstance(named, str):
             raise GradingError(f"{where} should be a name, found {named!r:.80}")
         return _known(named, tuple(n for n in GRADER_NAMES if n != "auto"), where)
-    name = _BY_DATASET.get(record.dataset) or _BY_CATEGORY.get(record.category)
-    if name is None:
-        known = ", ".join(_BY_CATEGORY)
-        raise GradingError(f"{where} of category {record.category!r} is not known; use a category of {known}")
-    return name
+    if record.dataset in _BY_DATASET:
+        return _BY_DATASET[record.dataset]
+    if record.category not in CATEGORIES:
+        categories = ", ".join(CATEGORIES)
+        raise GradingError(f"{where} of category {record.category!r} is not known; use a category of {categories}")
+    return record.category
 
 
 class AutoGrader:

@@ -46,6 +46,7 @@ from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import TIMES_ASKED, sight_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
+from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
 
@@ -171,8 +172,7 @@ class Trainer:
         config, health, metric = self.config, HealthWarnings(), self.config.checkpoint.best
 
         def write_samples(done: StepResult) -> None:
-            every = config.logging.samples_interval
-            if every and (done.step == 0 or _due(every, done.step)):
+            if dump_is_due(config.logging.samples_interval, done.number):
                 shown = min(config.logging.samples_prompts, config.rollout.prompts) * config.rollout.group_size
                 log.write_samples(done.number, done.credited.rows(range(shown)))
 

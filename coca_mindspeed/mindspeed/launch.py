@@ -47,8 +47,6 @@ from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_text
 
-_HOST_CPUS = 64  # MindSpeed-RL asks for tens of CPUs by number; without an NPU they need not exist
-
 
 @ending_by_signals()
 def launch(call: Launch) -> int:
@@ -108,7 +106,7 @@ def _ask_the_doctor(run: RunConfig, plan: ClusterPlan, call: Launch, overrides: 
 
 def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]]], call: Launch, nodes: Nodes) -> int:
     npus, on_host = run.hardware.npus_per_node, run.hardware.platform == "host"
-    of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={_HOST_CPUS}"] if on_host else [])]
+    of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
     if nodes.rank:
         return join_cluster(nodes, of_ray, dry_run=call.dry_run)
     first = None

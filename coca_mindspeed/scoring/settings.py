@@ -13,6 +13,11 @@ from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
 
 
+def dump_is_due(interval: int, step: int) -> bool:
+    """Whether the responses of ``step`` (from 1) are dumped: of the first and of each ``interval``-th step; 0: none."""
+    return interval > 0 and (step == 1 or step % interval == 0)
+
+
 def method_section(value: object) -> Any:
     """The section ``method``, which may be the name of a form in configs/method."""
     return method_form(value) if isinstance(value, str) else value

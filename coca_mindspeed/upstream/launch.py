@@ -23,6 +23,13 @@ from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import read_yaml
 
+#: Code of a problem, variable, value that it must have, reason (vllm-project/vllm-ascend threads 3356 and 5747).
+WEIGHT_FORMAT = (
+    "weight-format",
+    "VLLM_ASCEND_ENABLE_NZ",
+    "0",  # of the upstreams' own files, MindSpeed-RL master's runtime_env.yaml alone sets it
+    "vLLM-Ascend keeps copies of NZ weights that an update does not reach, and rolls out with old weights",
+)
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _END_SECONDS = 60.0  # for a child to end before it is killed
 _LOG_SECONDS = 5.0  # for the log to take what is still on its way
@@ -103,11 +110,10 @@ def require_nodes(key: str, number: object, nodes: Nodes) -> None:
 
 
 def require_plain_weight_format() -> None:
-    """Set ``VLLM_ASCEND_ENABLE_NZ=0``; raises UsageError for another value (vllm-project/vllm-ascend 3356, 5747)."""
-    name = "VLLM_ASCEND_ENABLE_NZ"
-    if (found := os.environ.setdefault(name, "0")) != "0":
-        reason = "must be 0: vLLM-Ascend keeps copies of NZ weights that an update does not reach"
-        problem = Problem("weight-format", name, found, reason, "unset it; the run sets it")
+    """Set :data:`WEIGHT_FORMAT` in the environment; raises UsageError for another value."""
+    code, name, value, because = WEIGHT_FORMAT
+    if (given := os.environ.setdefault(name, value)) != value:
+        problem = Problem(code, name, given, f"must be {value}: {because}", "unset it; the run sets it")
         raise UsageError(str(problem), [problem])
 
 

@@ -33,10 +33,6 @@ class VerlSettings(ScoringSettings):
         stages = len(self.method.training_method.stages)
         return min((step - 1) * stages // total_steps, stages - 1)
 
-    def dumps(self, step: int) -> bool:
-        """Whether responses of a step (from 1) are dumped."""
-        return bool(self.samples_interval) and (step == 1 or step % self.samples_interval == 0)
-
 
 def verl_settings(config: Mapping[str, Any]) -> VerlSettings:
     """Read the section ``coca`` of a whole verl configuration; raises ``ConfigError`` with a line for each problem."""

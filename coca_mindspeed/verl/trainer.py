@@ -46,6 +46,7 @@ from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import TIMES_ASKED
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.responses import check_custom_method
+from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import write_json_lines
@@ -272,7 +273,7 @@ class SegmentTrainer(PPOTrainer):
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Dump responses with confidence, rewards and advantages in place of verl's own dump."""
-        if not self._settings.dumps(self.global_steps):
+        if not dump_is_due(self._settings.samples_interval, self.global_steps):
             return
         count = self._settings.samples_prompts
         path = Path(rollout_data_dir) / f"step_{self.global_steps:06d}.jsonl"

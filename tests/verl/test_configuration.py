@@ -223,12 +223,6 @@ def test_a_configuration_without_the_section_is_told_how_to_write_one():
     assert verl_settings({"coca": {}}).method.name == "coca"
 
 
-def test_dumps_come_at_their_interval():
-    settings = VerlSettings(samples_interval=4)
-    assert [step for step in range(1, 10) if settings.dumps(step)] == [1, 4, 8]
-    assert not any(VerlSettings(samples_interval=0).dumps(step) for step in range(1, 10))
-
-
 def test_the_stages_of_a_method_share_a_run_equally():
     sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
     assert [sequential.stage(step, 6) for step in range(1, 7)] == [0, 0, 0, 1, 1, 1]

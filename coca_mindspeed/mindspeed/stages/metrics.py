@@ -12,6 +12,7 @@ from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_files
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from coca_mindspeed.mindspeed.start.process import METRICS, VALIDATION, CocaSettings
 from coca_mindspeed.scoring.metrics import WeightedMean
+from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.utils.json_files import cut_back, replace_nonfinite, to_json_line, write_json_lines
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
@@ -57,8 +58,7 @@ class SampleWriter:
 
     def prompts_wanted(self, iteration: int) -> int:
         """How many prompts to dump in this iteration (from 1)."""
-        interval = self._settings.samples_interval
-        return self._settings.samples_prompts if interval and (iteration == 1 or iteration % interval == 0) else 0
+        return self._settings.samples_prompts if dump_is_due(self._settings.samples_interval, iteration) else 0
 
     def write(self, iteration: int, rows: Sequence[Mapping[str, Any]], dock: Any) -> None:
         """Write the advantage stage's rows with their prompts and responses, if there are any."""

@@ -59,7 +59,7 @@ from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifie
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
 from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP, judge_trial
 from coca_mindspeed.scoring.metrics import LOG_PROB_GAP
-from coca_mindspeed.upstream.launch import ending_by_signals
+from coca_mindspeed.upstream.launch import WEIGHT_FORMAT, ending_by_signals
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
 from coca_mindspeed.utils.console import print_failure
@@ -80,15 +80,14 @@ _SOURCES = {  # of release 2.3.0, as in docs/ascend.md
     "MINDSPEED_LLM_HOME": ("https://gitcode.com/Ascend/MindSpeed-LLM.git", "62d4640"),
 }
 # Variables of Ray's workers that must have one value: a problem's code, name, value, reason.
-_WEIGHT_FORMAT = (  # vllm-project/vllm-ascend threads 3356 and 5747; only master's runtime_env.yaml sets it
-    *("weight-format", "VLLM_ASCEND_ENABLE_NZ", "0"),
-    "vLLM-Ascend keeps copies of NZ weights that an update does not reach, and rolls out with old weights",
-)
 _TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph.md); its file says 2, for eager mode
-    *("task-queue", "TASK_QUEUE_ENABLE", "1"),
+    "task-queue",
+    "TASK_QUEUE_ENABLE",
+    "1",
     "generate_config.enforce_eager=false",
 )
-_HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
+#: Of Ray without an NPU: MindSpeed-RL reserves tens of CPUs by number, which need not exist there.
+HOST_CPUS = 64
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n\s+(\S.*)')  # of a traceback: file, line, source line
 _SHOWN, _WIDTH = 3, 600  # responses that a trial shows, and characters of each
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
@@ -180,7 +179,7 @@ def worker_variables(
     if top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
         uncut = manifest_of(process.release).uncut_sampling_environment
         found |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
-    required = [_WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [_WEIGHT_FORMAT, _TASK_QUEUE]
+    required = [WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [WEIGHT_FORMAT, _TASK_QUEUE]
     wrong = []
     for code, key, value, because in required:
         found[key] = value, because
@@ -281,7 +280,7 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
         if process.coca.platform == "host":
             roles = [config.rl_config.get(f"{role}_resource") or {} for role in ("actor", "reference", "reward")]
             npus = sum(int(role.get("num_npus") or 0) for role in roles)
-            arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
+            arguments |= {"num_cpus": HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     with own_signal_handlers():
         ray.init(**arguments)
     try:
