@@ -53,8 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chat_template_kwargs:
         options["extra_body"] = {"chat_template_kwargs": arguments.chat_template_kwargs}
     settings = {
-        **{"URL": without_password(arguments.url), "--model": arguments.model, "--method": name},
-        **{"--samples": arguments.samples, "request": options},
+        "URL": without_password(arguments.url),
+        "--model": arguments.model,
+        "--method": name,
+        "--samples": arguments.samples,
+        "request": options,
         "content of --data": records_digest(records)["sha256"],
     }
     if arguments.form is not None:

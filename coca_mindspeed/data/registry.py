@@ -120,8 +120,19 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
 # Usual names of the columns, the first one that a row has counts.
 _QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 _ANSWERS = (
-    *("answer", "ground_truth", "reward_model.ground_truth", "final_answer", "expected_answer", "gold_answer", "gold"),
-    *("labels", "label", "target", "solution", "output", "response"),
+    "answer",
+    "ground_truth",
+    "reward_model.ground_truth",
+    "final_answer",
+    "expected_answer",
+    "gold_answer",
+    "gold",
+    "labels",
+    "label",
+    "target",
+    "solution",
+    "output",
+    "response",
 )
 
 

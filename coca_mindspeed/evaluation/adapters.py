@@ -27,8 +27,16 @@ from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 # Fields of a response that its prediction keeps, and those of its record where no file of gold answers has it.
 _KEPT = (
-    *("confidence", "confidence_after", "tokens_to_confidence", "tokens", "answer_probability"),
-    *("method", "model", "seed", "sample", "form"),
+    "confidence",
+    "confidence_after",
+    "tokens_to_confidence",
+    "tokens",
+    "answer_probability",
+    "method",
+    "model",
+    "seed",
+    "sample",
+    "form",
 )
 _OF_RECORDS = ("question", "gold", "dataset", "category", "metadata")
 _MAX_UNGRADABLE = 0.01  # share of answers; above it the gradable answers may be a biased selection

@@ -24,14 +24,11 @@ from coca_mindspeed.local.plain import DTYPE, PLAIN, RELEASE
 from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.text_formats import read_yaml
 from coca_mindspeed.utils.tokenization import token_text
 
 #: ``model_type`` of the architectures that a test compares with plain passes.
-TESTED = (
-    *("cohere", "cohere2", "deepseek_v3", "gemma", "gemma3_text", "gpt2", "gpt_neox", "granite"),
-    *("llama", "llama4_text", "mistral", "mixtral", "olmo2", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3"),
-    *("qwen3_moe", "smollm3", "stablelm"),
-)
+TESTED = frozenset(read_yaml(Path(__file__).with_name("architectures.yaml"))["tested"])
 _WINDOWS = ("sliding_window", "attention_chunk_size")  # None or 0: no layer has one
 _TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-2, 0.2  # nats; float32 is off by 1e-5
 

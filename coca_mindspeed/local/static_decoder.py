@@ -9,6 +9,7 @@ import math
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,12 +18,10 @@ from torch import Tensor
 from coca_mindspeed.local.plain import DynamicLayer
 from coca_mindspeed.local.policy import Policy, Sharing
 from coca_mindspeed.local.prefill import PreallocatedCache, Prefill
+from coca_mindspeed.utils.text_formats import read_yaml
 
 #: ``model_type`` of the architectures that a test decodes by this; without windows, and with PyTorch's attention.
-STATIC = (
-    *("cohere", "gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
-    *("smollm3", "stablelm"),
-)
+STATIC = frozenset(read_yaml(Path(__file__).with_name("architectures.yaml"))["static"])
 ROW_BUCKET, COLUMN_BUCKET = 32, 128  # buckets are multiples
 _KEPT_SHARE = 1 / 16  # of the device's memory; a larger decoder is freed after each rollout and captured again
 

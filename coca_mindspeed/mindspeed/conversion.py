@@ -42,8 +42,11 @@ from coca_mindspeed.utils.console import print_failure
 _FAMILY = ("--model-type-hf", "llama2")
 # With RMSNorm of queries and keys, which its default layer does not have.
 _QK_LAYERNORM_FAMILY = (
-    *("--model-type-hf", "qwen3"),
-    *("--spec", "mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec"),
+    "--model-type-hf",
+    "qwen3",
+    "--spec",
+    "mindspeed_llm.tasks.models.spec.qwen3_spec",
+    "layer_spec",
 )
 #: The folder that the converter makes in --save-dir (its examples' comments say mg2hg).
 NEW_WEIGHTS = "mg2hf"
@@ -63,19 +66,25 @@ def converter_arguments(
     common += _QK_LAYERNORM_FAMILY if resolved.qk_layernorm else _FAMILY
     common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if resolved.qkv_bias else [])]
     if direction == "hf2mcore":
-        return [
-            *common,
-            *("--load-model-type", "hf", "--save-model-type", "mg"),
-            *("--target-tensor-parallel-size", str(resolved.tp), "--target-pipeline-parallel-size", str(resolved.pp)),
-            *("--load-dir", str(huggingface), "--save-dir", str(Path(str(run.model.megatron_path)).absolute())),
-            *("--tokenizer-model", str(huggingface / "tokenizer.json")),
-        ]
-    return [
-        *common,
-        *("--load-model-type", "mg", "--save-model-type", "hf"),
-        *("--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"),
-        *("--load-dir", str(_selection(output, iteration)), "--save-dir", str(_frame(output, iteration))),
-    ]
+        options: dict[str, object] = {
+            "--load-model-type": "hf",
+            "--save-model-type": "mg",
+            "--target-tensor-parallel-size": resolved.tp,
+            "--target-pipeline-parallel-size": resolved.pp,
+            "--load-dir": huggingface,
+            "--save-dir": Path(str(run.model.megatron_path)).absolute(),
+            "--tokenizer-model": huggingface / "tokenizer.json",
+        }
+    else:
+        options = {
+            "--load-model-type": "mg",
+            "--save-model-type": "hf",
+            "--target-tensor-parallel-size": 1,
+            "--target-pipeline-parallel-size": 1,
+            "--load-dir": _selection(output, iteration),
+            "--save-dir": _frame(output, iteration),
+        }
+    return [*common, *(str(part) for option in options.items() for part in option)]
 
 
 def newest_stage(output: Path) -> Path:

@@ -116,15 +116,24 @@ WRITTEN: dict[str, tuple[str, Callable[[RunConfig, int, Any], Any]]] = {
 _ACTOR = ("megatron_training", "actor_config")
 # Of what a Megatron checkpoint depends on: its folders, its optimizer's state, and its schedule, which is compared.
 _OF_A_CHECKPOINT = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
-    *("use_distributed_optimizer", "train_iters", "lr_warmup_fraction"),
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "num_layers_per_virtual_pipeline_stage",
+    "use_distributed_optimizer",
+    "train_iters",
+    "lr_warmup_fraction",
 )
 # MindSpeed-RL's free keys, or whole sections, that must not change on a resume; memory and logging may.
 _FREE_IDENTITY = {
     "model",
     *(f"{section}.{name}" for section in _ACTOR for name in _OF_A_CHECKPOINT),
-    *("megatron_training.split", "megatron_training.no_shuffle", "actor_config.min_lr", "rl_config.init_kl_coef"),
-    *("rl_config.shuffle_mini_batch", "rl_config.verifier_function", "rl_config.verifier_weight"),
+    "megatron_training.split",
+    "megatron_training.no_shuffle",
+    "actor_config.min_lr",
+    "rl_config.init_kl_coef",
+    "rl_config.shuffle_mini_batch",
+    "rl_config.verifier_function",
+    "rl_config.verifier_weight",
     "generate_config.sampling_config",
 }
 _ABSENT = object()

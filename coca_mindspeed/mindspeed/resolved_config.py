@@ -91,7 +91,9 @@ class ResolvedConfig(Section):
     def files(self) -> dict[str, str | None]:
         """Paths that the run reads, by the keys of ours that set them; ``weights`` are Megatron's."""
         return {
-            **{"data.train": self.train_data, "data.evaluate": self.eval_data, "model.path": self.tokenizer},
+            "data.train": self.train_data,
+            "data.evaluate": self.eval_data,
+            "model.path": self.tokenizer,
             "weights": self.load,
         }
 

@@ -18,8 +18,23 @@ from coca_mindspeed.errors import MissingDependencyError
 
 #: What every installation has, by import name; ``setup.py`` requires the same.
 REQUIRED = (
-    *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "hydra", "omegaconf", "antlr4"),
-    *("pydantic", "yaml", "jinja2", "rich", "markdown_it", "packaging", "sympy", "mpmath"),
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "hydra",
+    "omegaconf",
+    "antlr4",
+    "pydantic",
+    "yaml",
+    "jinja2",
+    "rich",
+    "markdown_it",
+    "packaging",
+    "sympy",
+    "mpmath",
 )
 ROUTER = ("starlette", "uvicorn", "uvloop", "httptools", "aiohttp", "regex")
 # Import name -> extra of setup.py.
