@@ -400,7 +400,7 @@ def test_conversion_shows_its_commands(arguments, tp, pp):
     assert f"--target-tensor-parallel-size {tp} --target-pipeline-parallel-size {pp} " in converter
     assert ("--model-type-hf qwen3 --spec mindspeed_llm.tasks.models.spec.qwen3_spec" in converter) == (tp == 4)
     finish = shown.stdout.splitlines()[-1]
-    assert ("/hf-50.converting" in converter) == finish.endswith("/hf-50") == ("50" in arguments)
+    assert ("/hf-50.converting" in converter) == shlex.split(finish)[-1].endswith("/hf-50") == ("50" in arguments)
 
 
 def test_conversion_names_all_missing_checkouts_and_how_to_get_them():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,7 +25,8 @@ def test_dry_run_shows_the_plan_and_verls_own_command():
     assert f"plan of {run} on verl" in shown.stdout
     assert "16 on 1 node" in shown.stdout
     *_, last = commands(shown.stdout)
-    assert f"-m verl.trainer.main_ppo --config-dir {SCRIPT.parents[1]}/configs/verl --config-name {run} " in last
+    configs = shlex.quote(str(SCRIPT.parents[1] / "configs" / "verl"))
+    assert f"-m verl.trainer.main_ppo --config-dir {configs} --config-name {run} " in last
     assert f"file://{SCRIPT.parents[1]}/configs/verl" in last  # a file elsewhere finds ours
     assert "checkpoints" in last
     assert last.endswith("trainer.n_gpus_per_node=16")
