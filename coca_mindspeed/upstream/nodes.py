@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from coca_mindspeed.errors import Problem, UsageError
 
 _LOCAL = "127.0.0.1"
+_DIGITS = 10
 # What other launchers export on every node: the number of nodes (or processes), and this one's rank among them.
 _OTHER_LAUNCHERS = {
     "SLURM_NNODES": "SLURM_NODEID",
@@ -41,7 +42,7 @@ def read_nodes(environment: Mapping[str, str]) -> Nodes:
 
     def number(name: str, default: int, low: int, high: int | None = None) -> int:
         text = environment.get(name) or str(default)
-        value = int(text) if text.isascii() and text.isdecimal() else -1
+        value = _whole_number(text)
         allowed = f"from {low} on" if high is None else f"from {low} to {high}"
         _require("node-number", name, text, value >= low and (high is None or value <= high), f"a number {allowed}")
         return value
@@ -61,10 +62,15 @@ def read_nodes(environment: Mapping[str, str]) -> Nodes:
     return Nodes(count, rank, address or _LOCAL, port, timeout)
 
 
+def _whole_number(text: str) -> int:
+    """The number of a few ASCII digits; -1 for any other text, and for a number that no cluster has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text.lstrip("0")) < _DIGITS else -1
+
+
 def _refuse_unsaid_nodes(environment: Mapping[str, str]) -> None:
     for name, rank in _OTHER_LAUNCHERS.items():
         text = environment.get(name, "").strip()
-        if text and not (text.isascii() and text.isdecimal() and int(text) < 2):
+        if text and _whole_number(text) not in (0, 1):
             fix = (
                 f"export NNODES={text} NODE_RANK=${rank} MASTER_ADDR=ADDRESS_OF_RANK_0 on every node, or NNODES=1 for "
                 "a run on this node alone"

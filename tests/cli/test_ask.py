@@ -208,3 +208,12 @@ def test_a_server_is_asked_in_the_form_of_an_export(instructions, arguments, beh
         sent = [request["messages"] for request in server.requests]
     user = {"role": "user", "content": f"Capital?{behind}"}
     assert sent == ([] if behind is None else [[{"role": "system", "content": "S"}, user]])
+
+
+def test_prompts_beyond_the_context_are_refused(finished_demo, tmp_path, capsys):
+    model = shutil.copytree(finished_demo / "model", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
+    for question, tokens, named in (("2" * 60, "8", "its prompt has"), ("2+3", "39", "--max-tokens=39")):
+        assert main(["ask", str(model), question, "--instruction", "", "--max-tokens", tokens]) == 1
+        assert named in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 
 import pytest
@@ -66,3 +67,23 @@ def test_a_finished_demo_is_evaluated_again(finished_demo, tmp_path, capsys, no_
     first = (output / "predictions_after.jsonl").read_bytes()
     assert small_demo(output, "--resume") == 0
     assert (output / "predictions_after.jsonl").read_bytes() == first
+
+
+OF_ITS_OWN = ("trainer.steps=1", "warm_up.steps=2", "evaluation.questions=null", "rollout.max_prompt_tokens=256")
+
+
+def test_a_demo_of_other_questions_shows_some_of_them(tmp_path, capsys, no_pictures):
+    for name, sign, questions in (("train", "+", 8), ("held_out", "*", 3)):
+        sums = [{"question": f"{i}{sign}2", "answer": str(i + 2)} for i in range(questions)]
+        lines = [{**line, "metadata": {"instruction": ""}} for line in sums]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = ["data=records", f"data.train={tmp_path}/train.jsonl", f"data.evaluate={tmp_path}/held_out.jsonl"]
+    output = tmp_path / "my demo"
+    settings = [setting for setting in SMALL if not setting.startswith("data.")]
+    assert main(["demo", "--output", str(output), "--quiet", *settings, *OF_ITS_OWN, *data]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Held-out questions"))
+    assert [line.split()[1] for line in lines[at + 1 : at + 4]] == ["0*2", "1*2", "2*2"]
+    assert shlex.split(lines[at + 4].partition(": ")[2])[:3] == ["coca-mindspeed", "ask", str(output)]
+    assert main(["demo", "--output", str(tmp_path / "x"), *settings, *data[:2], "data.evaluate=null"]) == 1
+    assert "data.evaluate=null" in capsys.readouterr().err

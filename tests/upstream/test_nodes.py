@@ -30,6 +30,13 @@ def test_refused_variables(environment, key):
     assert [problem.key for problem in refused.value.problems] == [key]
 
 
+@pytest.mark.parametrize("name", ["NNODES", "SLURM_NNODES"])
+def test_a_number_with_more_digits_than_int_reads_is_refused(name):
+    with pytest.raises(UsageError) as refused:
+        read_nodes({name: "9" * 5000})
+    assert [problem.key for problem in refused.value.problems] == [name]
+
+
 def test_a_host_whose_name_is_its_loopback_address_is_not_reached_by_others():
     def hosts(*addresses):
         return lambda *_: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
