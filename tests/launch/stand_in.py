@@ -14,13 +14,19 @@ from coca_mindspeed.verl import launch as launch_on_verl
 FOLDER = Path(os.environ["STAND_IN"])
 
 
+def sleep_for_long():
+    """In short pieces: a signal between Python's last check and a long sleep would wait for the end of the sleep."""
+    for _ in range(10_000):
+        time.sleep(0.1)
+
+
 def wait_for_cluster(*_):
     """``CLUSTER_SLEEPS``: the nodes never come."""
     while not (FOLDER / "ray").exists():
         time.sleep(0.05)
     if os.environ.get("CLUSTER_SLEEPS"):
         (FOLDER / "training").write_text(f"{os.getpid()}\n")
-        time.sleep(1000)
+        sleep_for_long()
 
 
 def train(config):
@@ -30,7 +36,7 @@ def train(config):
     with (FOLDER / "driver").open("a") as file:
         print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
     if os.environ.get("DRIVER_SLEEPS"):
-        time.sleep(1000)
+        sleep_for_long()
     if os.environ.get("DRIVER_FAILS"):
         raise TrainingError("training ended: a worker died")
 
