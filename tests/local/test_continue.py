@@ -179,7 +179,8 @@ def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkey
     train(tmp_path / "run", *TINY, "rollout.max_new_tokens=2", "trainer.steps=6", "checkpoint.interval=0")
     said = capsys.readouterr().err
     assert said.count("warning: steps 1 to 5") == 1  # besides those of the first steps and of longer gold answers
-    assert "warning: steps 1 to 5: 100% of the responses state no valid confidence; nothing to learn: in 100%" in said
+    assert "warning: steps 1 to 2: no response states a valid confidence" in said
+    assert "warning: steps 1 to 5: nothing to learn: in 100%" in said
     assert "docs/troubleshooting.md" in said
     console = Console(file=io.StringIO(), width=200)
     console.print(dashboard(tmp_path / "run")[0])
