@@ -20,7 +20,7 @@ _IN_A_CLONE = "was removed: python -m experiments.expected_confidence MODEL RECO
 
 
 class FormerKey(NamedTuple):
-    """What became of a key or section, and its value without an effect; of a section, the keys that decide."""
+    """The fate of a key or section, and its value without an effect; of a section, the keys that decide."""
 
     became: str
     default: Any

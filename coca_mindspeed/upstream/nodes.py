@@ -9,7 +9,7 @@ from coca_mindspeed.errors import Problem, UsageError
 
 _LOCAL = "127.0.0.1"
 _DIGITS = 10
-# What other launchers export on every node: the number of nodes (or processes), and this one's rank among them.
+# Other launchers export these on every node: the number of nodes (or processes), and this one's rank among them.
 _OTHER_LAUNCHERS = {
     "SLURM_NNODES": "SLURM_NODEID",
     "PET_NNODES": "PET_NODE_RANK",

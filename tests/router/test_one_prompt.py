@@ -21,7 +21,7 @@ from tests.router.servers_for_tests import http, served_in_background
 pytest.importorskip("openai")
 QUESTION = "Capital of Austria?"
 ROW = {"question": QUESTION, "answer": "Vienna", "category": "factual"}
-# What a run's records say besides; the instruction of the prompts that are trained.
+# Further fields of a run's records; the instruction of the prompts that are trained.
 RECORDS = {
     "default": ({}, f" {SHORT_ANSWER}"),
     "own": ({"metadata": {"instruction": "\nOne word."}}, "\nOne word."),

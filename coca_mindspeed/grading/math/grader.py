@@ -170,7 +170,7 @@ def _read(text: str) -> Answer:
 
 
 def _bodies(gold: Answer, answer: Answer, arithmetic: bool) -> _Bodies:
-    """What is compared by algebra; a range of percentages is written, not computed."""
+    """The text that algebra compares; a range of percentages is written, not computed."""
     is_written = not arithmetic and Reading.of(gold.body).as_written
     named = []
     for side in (gold, answer):
