@@ -210,6 +210,72 @@ def test_a_server_is_asked_in_the_form_of_an_export(instructions, arguments, beh
     assert sent == ([] if behind is None else [[{"role": "system", "content": "S"}, user]])
 
 
+class Asked(Exception):
+    """What a model would be asked with."""
+
+
+@pytest.fixture
+def asked_with(monkeypatch):
+    """The settings, the instruction and the system prompt of a local `ask`, before any response is sampled."""
+
+    def asked(policy, config, records, system_prompt, samples):
+        raise Asked(config, records[0].metadata["instruction"], system_prompt)
+
+    monkeypatch.setattr("coca_mindspeed.cli.ask.ask", asked)
+    monkeypatch.setattr("coca_mindspeed.local.load.load_policy", lambda *_, **__: None)
+
+    def settings(*arguments):
+        with pytest.raises(Asked) as caught:
+            main(["ask", *map(str, arguments), "2+3"])
+        return caught.value.args
+
+    return settings
+
+
+def test_the_settings_of_a_run_hold_unless_others_are_typed(finished_demo, tmp_path, asked_with, capsys):
+    run = shutil.copytree(finished_demo, tmp_path / "run")
+    trained = compose_run(str(run / "config.yaml"), ["method.entropy_bonus=0.01"]).run
+    (run / "config.yaml").write_text(to_yaml(trained))
+    assert main(["export", str(run), "--output", str(tmp_path / "export")]) == 0
+    limit = trained.rollout.max_new_tokens
+    assert limit not in (3, 512)
+    coca, rlvr = (training_method(name).system_prompt for name in ("coca", "rlvr"))
+    for model in (run, tmp_path / "export"):
+        settings, instruction, system_prompt = asked_with(model)
+        assert (settings.rollout.max_new_tokens, settings.method.name) == (limit, "coca")
+        assert (instruction, system_prompt) == ("", coca)
+        settings, instruction, system_prompt = asked_with(
+            model, "--max-tokens", 3, "--instruction", " Now.", "--method", "rlvr"
+        )
+        assert (settings.rollout.max_new_tokens, settings.method.name) == (3, "rlvr")
+        assert (instruction, system_prompt) == (" Now.", rlvr)
+        assert not hasattr(settings.method, "entropy_bonus")
+    assert asked_with(run / "untrained", "--max-tokens", 4)[0].rollout.max_new_tokens == 4
+    shutil.copytree(run / "untrained", tmp_path / "plain")
+    (context := json.loads((tmp_path / "plain" / "config.json").read_text()))["max_position_embeddings"] = 2048
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(context))
+    settings, instruction, _ = asked_with(tmp_path / "plain")
+    assert (settings.rollout.max_new_tokens, instruction) == (512, SHORT_ANSWER)
+
+
+def test_an_export_of_a_method_of_ones_own_is_asked_by_a_named_method(finished_demo, tmp_path, asked_with, capsys):
+    run, export = shutil.copytree(finished_demo, tmp_path / "run"), tmp_path / "export"
+    prompt = json.loads((run / "coca_prompt.json").read_text())
+    form = {**prompt["form"], "system_prompt": "Mine."}
+    (run / "coca_prompt.json").write_text(json.dumps({**prompt, "method": None, "form": form}))
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("name: coca\n", f"name: {tmp_path}/mine.py:Method\n"))
+    (tmp_path / "mine.py").write_text("raise SystemExit('run')\n")
+    assert main(["export", str(run), "--output", str(export)]) == 0
+    assert main(["ask", str(export), "2+3"]) == 1
+    assert "--method" in capsys.readouterr().err
+    settings, instruction, system_prompt = asked_with(export, "--method", "coca")
+    assert (settings.method.name, instruction, system_prompt) == ("coca", "", "Mine.")
+    (run / "coca_prompt.json").unlink()  # as in a run of an earlier version
+    assert main(["export", str(run), "--output", str(export), "--overwrite"]) == 0
+    assert not (export / "coca_prompt.json").exists()
+
+
 def test_prompts_beyond_the_context_are_refused(finished_demo, tmp_path, capsys):
     model = shutil.copytree(finished_demo / "model", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
