@@ -210,7 +210,7 @@ def test_a_server_is_asked_in_the_form_of_an_export(instructions, arguments, beh
     assert sent == ([] if behind is None else [[{"role": "system", "content": "S"}, user]])
 
 
-class Asked(Exception):
+class Asked(Exception):  # noqa: N818 - no error: it carries them out of the command
     """What a model would be asked with."""
 
 
