@@ -39,7 +39,8 @@ def printed(command: str) -> str:
     rows = [
         " | ".join(map(str.strip, re.split("[│┃]", line)[1:-1])) if line[:1] in set("│┃") else line for line in lines
     ]
-    return "\n".join(rows).replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT") + "\n\n"
+    shown = "\n".join(rows).replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    return re.sub(r"'((?:PYTHON|ROOT)[^' ]*)'", r"\1", shown) + "\n\n"  # quoted where the checkout's path has a blank
 
 
 @pytest.mark.usefixtures("verls_keys")

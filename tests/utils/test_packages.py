@@ -29,7 +29,7 @@ def distribution(requirement):
 
 def named(message):
     """Distributions and the command of a message."""
-    found = re.search(r"not installed for \S+: (.*); (pip install .*)", message)
+    found = re.search(r"not installed for .*?: (.*); (pip install .*)", message)
     return found[1].split(", "), found[2]
 
 
