@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -321,6 +321,14 @@ LIMITS = {
 }
 
 
+def threads_of_this_user():
+    threads = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            threads += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
+    return threads
+
+
 def run(code, limits):
     """Run the code under the limits, by a user that may not raise them; a normal one, or root without that right."""
 
@@ -329,6 +337,8 @@ def run(code, limits):
             resource.setrlimit(getattr(resource, name), (limit, limit))
         ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_RESOURCE, 0, 0, 0)
 
+    if "RLIMIT_NPROC" in limits:  # it counts all threads of a user, those of the other tests too
+        limits = {**limits, "RLIMIT_NPROC": limits["RLIMIT_NPROC"] + threads_of_this_user()}
     code = f"LIMITS = {limits}\n{code}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, preexec_fn=lower, capture_output=True, text=True, check=False
