@@ -325,7 +325,7 @@ def threads_of_this_user():
     threads = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            threads += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
+            threads += len(list((process / "task").iterdir())) if process.stat().st_uid == os.getuid() else 0
     return threads
 
 
