@@ -5,25 +5,21 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coca_mindspeed.algorithm.methods import METHODS, MethodSettings, TrainingMethod
+from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
+from coca_mindspeed.cli.local_model import local_model
 from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
-from coca_mindspeed.cli.trained_prompt import FORM_HELP, model_directory, require_trained_prompt, trained_prompt_of
-from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.cli.trained_prompt import FORM_HELP, require_trained_prompt
 from coca_mindspeed.config.prompt_form import TrainedPrompt
-from coca_mindspeed.config.schema import ModelConfig, RunConfig
-from coca_mindspeed.config.values import checked_method
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import CATEGORIES, Record
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean
 from coca_mindspeed.utils.console import one_line, print_text, without_password
-from coca_mindspeed.utils.custom_code import is_custom
-from coca_mindspeed.utils.directories import run_of_model
-from coca_mindspeed.utils.files import is_hub_id
 from coca_mindspeed.utils.json_files import to_json_line
 from coca_mindspeed.utils.packages import require
 
@@ -78,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if arguments.form is not None:
             raise UsageError("--form: is for a URL; MODEL's own is used")
-        path, config, prompt = _model(arguments)
+        path, config, trained = local_model(arguments)
+        prompt = _prompt(arguments, trained, config.method.training_method)
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device
 
@@ -174,77 +171,6 @@ def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method
         trained_with = ", ".join(form.instructions)
         print_text(f"warning: --category {category}: the model was trained with {trained_with}", sys.stderr)
     return _Prompt(system_prompt, CATEGORY_INSTRUCTIONS.get(category or "factual", ""))
-
-
-def _model(arguments: argparse.Namespace) -> tuple[Path, RunConfig, _Prompt]:
-    """Directory, configuration and prompt of a model, by the run or the export that it belongs to, if any."""
-    path = Path(arguments.model)
-    if is_hub_id(arguments.model) and not path.exists():
-        from coca_mindspeed.local.model_files import download_model
-
-        path = download_model(arguments.model, custom_code=arguments.trust_remote_code, show_progress=True)
-    path = model_directory(path)
-    if not (path / "config.json").is_file():
-        found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
-        expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"
-        raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
-    config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
-    limit = config.rollout.max_new_tokens
-    if (run := run_of_model(path)) is not None:
-        config = compose_run(str(run / "config.yaml")).run
-        if not arguments.trust_remote_code:
-            refuse_code(run, config, uses_method=arguments.method is None)
-        limit = config.rollout.max_new_tokens
-        trained = trained_prompt_of(path, custom_code=arguments.trust_remote_code)
-    elif (trained := trained_prompt_of(path)) is not None:
-        limit = trained.max_new_tokens
-        if trained.method is not None:
-            config = _with_method(
-                config,
-                name=trained.method,
-                confidence_decimals=trained.form.decimals,
-                max_confidence_tokens=trained.max_confidence_tokens,
-            )
-        elif arguments.method is None:
-            reason = "was trained by a method of its author's own; name one with the same responses by --method"
-            raise ConfigError(f"{arguments.model}: {reason}")
-    if arguments.method is not None:
-        config = _with_method(config, name=arguments.method)
-    rollout: dict[str, Any] = {
-        "temperature": arguments.temperature,
-        "max_new_tokens": arguments.max_tokens or limit,
-    }
-    model = ModelConfig(
-        path=str(path),
-        compute_dtype=(trained and trained.compute_dtype) or config.model.compute_dtype,
-        chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
-        prompt_date=config.model.prompt_date,
-        attention=config.model.attention,
-        trust_remote_code=arguments.trust_remote_code,
-    )
-    updated = {
-        "model": model,
-        "rollout": config.rollout.model_copy(update=rollout),
-        "seed": arguments.seed,
-    }
-    prompt = _prompt(arguments, trained, config.method.training_method)
-    return path, config.model_copy(update=updated), prompt
-
-
-def refuse_code(directory: Path, config: RunConfig, *, uses_method: bool) -> None:
-    """Raise ConfigError if the run in ``directory``, which anyone may have written, names Python code to run."""
-    named = [config.method.name] if uses_method and is_custom(config.method.name) else []
-    named += ["model.trust_remote_code=true"] if config.model.trust_remote_code else []
-    if named:
-        raise ConfigError(
-            f"{directory / 'config.yaml'}: names Python code of its own ({', '.join(named)}); add --trust-remote-code "
-            "if you trust whoever wrote it"
-        )
-
-
-def _with_method(config: RunConfig, **changes: Any) -> RunConfig:
-    common = {field.name: getattr(config.method, field.name) for field in fields(MethodSettings)}
-    return config.model_copy(update={"method": checked_method({**common, **changes})})
 
 
 def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list[Reply]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment
 
-from coca_mindspeed.cli.ask import refuse_code
+from coca_mindspeed.cli.local_model import refuse_code
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
 from coca_mindspeed.config.compose import compose_run
