@@ -129,6 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+#: A run directory with several files holds answers of several models.
+_SOURCES = ("opencompass", "responses", "predictions")
+
+
 def _read(arguments: argparse.Namespace) -> list[Prediction]:
     """The predictions of all files, of OpenCompass runs, and of directories that hold one file of predictions."""
     source = PredictionSource(arguments, arguments.predictions)
@@ -136,7 +140,7 @@ def _read(arguments: argparse.Namespace) -> list[Prediction]:
     predictions: list[Prediction] = []
     for path in arguments.predictions:
         files = prediction_files(path) if path.is_dir() else []
-        predictions += source.read(files[0] if len(files) == 1 else path, numbered=alone)
+        predictions += source.read(files[0] if len(files) == 1 else path, numbered=alone, kinds=_SOURCES)
     source.refuse_unused_options()
     return predictions
 

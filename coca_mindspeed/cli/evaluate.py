@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, bins_closed, place
-from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options, is_opencompass
+from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
@@ -22,11 +22,9 @@ from coca_mindspeed.evaluation.metrics import (
     suggested_threshold,
 )
 from coca_mindspeed.evaluation.predictions import (
-    VALIDATIONS,
     Prediction,
     answers_first,
     outcomes,
-    read_predictions,
     write_predictions,
 )
 from coca_mindspeed.evaluation.report import not_shown_usable, reasons_not_usable, risk_tables, summary_table
@@ -36,10 +34,10 @@ from coca_mindspeed.evaluation.scoreboard import (
     Run,
     Scoreboard,
     file_label,
-    prediction_files,
     split_runs,
     unique_labels,
 )
+from coca_mindspeed.evaluation.sources import Reading, read_source
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
 from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
@@ -123,30 +121,13 @@ def _warn(text: str) -> None:
 
 def _base(path: Path) -> Run:
     """The predictions of one model and method that ``--against`` names."""
-    runs = split_runs(_predictions(path), "against")
+    runs = split_runs(read_source(path, Reading(), ("run", "predictions")), "against")
     if len(runs) > 1:
         raise ConfigError(
             f"--against {path}: holds predictions of {len(runs)} methods ({', '.join(run.label for run in runs)}); "
             "expected one method"
         )
     return runs[0]
-
-
-def _predictions(path: Path, columns: Mapping[str, str] | None = None) -> list[Prediction]:
-    """Read a file, or all prediction files of a run directory; there the file's label becomes the model."""
-    if not path.is_dir():
-        return read_predictions(path, columns=columns)
-    files = prediction_files(path)
-    if not files:
-        raise DataError(
-            f"{path}: no predictions*.jsonl in itself or in {VALIDATIONS} and stage*/{VALIDATIONS} (of a run on a "
-            "cluster, with data.evaluate), and no results/; expected a run directory, or an OpenCompass run's folder"
-        )
-    return [
-        p if p.model is not None else replace(p, model=file_label(file, path))
-        for file in files
-        for p in read_predictions(file, columns=columns)
-    ]
 
 
 def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
@@ -158,12 +139,7 @@ def _read_all(arguments: argparse.Namespace) -> list[Prediction]:
     alone = len(arguments.files) == 1 and arguments.against is None
     source = PredictionSource(arguments, arguments.files)
 
-    def read(path: Path) -> list[Prediction]:
-        if path.is_dir() and not is_opencompass(path):
-            return _predictions(path, arguments.columns)
-        return source.read(path, numbered=alone)
-
-    runs = [Run(file_label(path, path), read(path)) for path in arguments.files]
+    runs = [Run(file_label(path, path), source.read(path, numbered=alone)) for path in arguments.files]
     source.refuse_unused_options()
     if arguments.method is not None:
         return [replace(p, method=arguments.method) for run in runs for p in run.predictions]

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
 from coca_mindspeed.cli.options import at_least, grader_option, grader_options, prediction_columns
 from coca_mindspeed.errors import UsageError, did_you_mean
-from coca_mindspeed.evaluation.adapters import is_ungraded, read_opencompass, read_responses
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, rows_by_field
-from coca_mindspeed.evaluation.scoreboard import prediction_files
+from coca_mindspeed.evaluation.adapters import read_responses
+from coca_mindspeed.evaluation.predictions import Prediction, rows_by_field
+from coca_mindspeed.evaluation.sources import SOURCES, Reading, read_source
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.utils.console import print_text, without_password
 from coca_mindspeed.utils.tokenization import TokenCounter
@@ -36,11 +36,6 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     option("--decimals", type=at_least(1), metavar="N", help="accept only confidences of responses with N decimals")
 
 
-def is_opencompass(path: Path) -> bool:
-    """Whether a directory is the folder of an OpenCompass run."""
-    return path.is_dir() and (path / "results").is_dir() and not prediction_files(path)
-
-
 class PredictionSource:
     """Reads predictions, responses, which it grades, and OpenCompass runs by a command's options."""
 
@@ -54,20 +49,16 @@ class PredictionSource:
                     "URL`, then evaluated"
                 )
 
-    def read(self, path: Path, *, numbered: bool) -> list[Prediction]:
-        """Read a file, or the folder of an OpenCompass run; ``numbered``: rows without ``id`` have their number.
+    def read(self, path: Path, *, numbered: bool, kinds: Collection[str] = tuple(SOURCES)) -> list[Prediction]:
+        """Read a source of one of the ``kinds``; ``numbered``: rows without ``id`` have their number.
 
         Raises DataError, or UsageError for columns of an OpenCompass run.
         """
-        columns = self._arguments.columns
-        if path.is_file() and is_ungraded(path, columns):
-            self._graded = True
-            return _grade(path, self._arguments)
-        if is_opencompass(path):
-            if columns:
-                raise UsageError(f"--columns: not used with {path}, the folder of an OpenCompass run")
-            return read_opencompass(path)
-        return read_predictions(path, columns=columns, numbered=numbered)
+        return read_source(path, Reading(self._arguments.columns, numbered, self._grade), kinds)
+
+    def _grade(self, path: Path) -> list[Prediction]:
+        self._graded = True
+        return _grade(path, self._arguments)
 
     def refuse_unused_options(self) -> None:
         """Raise UsageError if an option of grading was given, and nothing was graded."""

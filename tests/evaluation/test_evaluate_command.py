@@ -260,7 +260,7 @@ def test_errors(files, capsys, code, arguments, named, monkeypatch):
 
 @pytest.mark.parametrize("place", ["one.jsonl", "one.jsonl/out"])
 def test_an_output_that_cannot_be_made_is_refused_before_the_work(files, capsys, monkeypatch, place):
-    monkeypatch.setattr("coca_mindspeed.cli.evaluate.read_predictions", None)
+    monkeypatch.setattr("coca_mindspeed.cli.evaluate.PredictionSource", None)
     for command in ("evaluate", "report"):
         assert main([command, str(files / "two.jsonl"), "--output", str(files / place)]) == 1
         assert f"--output {files / place}: " in capsys.readouterr().err
