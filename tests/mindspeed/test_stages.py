@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.methods import method_settings
+from coca_mindspeed.algorithm.methods import method_settings, training_method
+from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
+from coca_mindspeed.config.prompt_form import PromptForm
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
@@ -292,7 +294,9 @@ def test_the_reward_stage(monkeypatch, required):
         ("0", 2, None, None),
     ]
     assert [(a.response, a.tokens) for a in answers] == [(text, len(text)) for text in texts]
-    assert {(a.dataset, a.category, a.gold, a.method) for a in answers} == {("d", "math", "2", "coca")}
+    form = PromptForm(system_prompt=training_method("coca").system_prompt, instructions={"math": MATH_INSTRUCTION})
+    named = ("d", "math", "2", "coca", form.digest(form.instructions["math"]))
+    assert {(a.dataset, a.category, a.gold, a.method, a.form) for a in answers} == {named}
 
 
 def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coca_mindspeed.data.prompts import form_digest, form_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -51,6 +52,9 @@ class RewardWorker:
             grader = build_verifier(rl_config, settings.grader, settings.grading)
             self._scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
             self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
+            self._system_prompt = settings.method.training_method.system_prompt
+            decimals = settings.method.confidence_decimals
+            self._form = form_of(self._records, self._system_prompt, settings.chat_template_kwargs, decimals)
         except BaseException as failure:
             self._failure = failure
             raise
@@ -101,7 +105,11 @@ class RewardWorker:
         graded = self._score(Rows(dock_columns, indexes), records)
         samples = self._rl_config.n_samples_per_prompt
         answers = held_out_predictions(graded, self._settings.method.label)
-        return [replace(answer, sample=row % samples) for row, answer in enumerate(answers)]
+        forms = [form_digest(record, self._system_prompt, self._form) for record in graded.records]
+        return [
+            replace(answer, sample=row % samples, form=form)
+            for row, (answer, form) in enumerate(zip(answers, forms, strict=True))
+        ]
 
     def _check_initialised(self) -> None:
         if self._failure is not None:
