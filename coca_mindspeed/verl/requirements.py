@@ -1,15 +1,16 @@
 """Requirements on a run's verl configuration: values of verl's own keys that the method needs, and sizes that divide.
 
-verl has many switches that change its objective, its sampling or the members of a group. Each is a row with the value
-that the method needs, and the reason.
+verl has many switches that change its objective, its sampling or the members of a group.  ``required_values.yaml``
+lists those with constants, and the tables here those whose accepted values follow from other keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from coca_mindspeed.config.requirements import Requirement, View, is_number
-from coca_mindspeed.verl.settings import NAME, TRAINERS, VerlSettings
+from coca_mindspeed.utils.text_formats import read_yaml
+from coca_mindspeed.verl.settings import TRAINERS, VerlSettings
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron"
@@ -150,101 +151,25 @@ class VerlRun(View):
         return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
 
 
-_WHOLE = "a success rate needs all responses to a question in one step"
-_POLICY = "the confidence states the success rate of the policy's own distribution"
-_EVALUATED = "an evaluation takes one sample at temperature 1"
-_ONE_TURN = "a response is one turn"
-_NO_KL = "the objective has no KL term and so no reference model"
-_TRAINED = "rows are checked before training"
-_NO_CP = "the plugin is untested with context parallelism"
-_MIXES = "scales the confidence's tokens by the answer's"
-_OUR_LOSS = "our loss takes the place of verl's"
-_OUR_ADVANTAGES = "our advantages take the place of verl's"
-_OUR_REWARD = "our reward manager does not read it"
+def _required_values() -> Iterator[Requirement[VerlRun]]:
+    for group in read_yaml(Path(__file__).with_name("required_values.yaml")):
+        code, because = group["code"], group["because"]
+        for key, accepted in group["keys"].items():
+            if code == "no-effect":
+                yield Requirement(code, key, tuple(accepted), because, optional=True, effect="none")
+            else:
+                yield Requirement(code, key, tuple(accepted), because)
 
 
-def _no_effect(key: str, default: tuple[Any, ...], because: str) -> Requirement[VerlRun]:
-    """A key without effect, which may only have verl's default or null."""
-    return Requirement("no-effect", key, default, because, optional=True, effect="none")
-
-
-#: Keys of verl's that need one value, or one of some.
+#: Keys of verl's that need one value, or one of some: those of ``required_values.yaml``.
 REQUIREMENTS: tuple[Requirement[VerlRun], ...] = (
-    Requirement("plugin", "trainer.use_v1", (True,), "the plugin is one of verl's V1 trainer"),
-    Requirement("plugin", "trainer.v1.trainer_mode", tuple(TRAINERS), "verl's own trainers have no confidence"),
-    Requirement("plugin", "algorithm.adv_estimator", (NAME,), "another estimator gives every token the same advantage"),
-    Requirement("plugin", "reward.reward_manager.name", (NAME,), "another one does not parse the confidence"),
-    Requirement("plugin", "reward.reward_manager.source", ("register",), "ours is registered"),
-    Requirement("plugin", "reward.custom_reward_function.path", (None,), "it would get text without special tokens"),
-    Requirement("plugin", "reward.reward_model.enable", (False,), "only the grader decides whether an answer is right"),
-    Requirement("objective", "distillation.enabled", (False,), "the objective has no teacher"),
-    Requirement(
-        "groups", "algorithm.filter_groups.enable", (False,), "groups without variance still train the confidence"
-    ),
-    Requirement("groups", "trainer.v1.sampler.custom_sampler.path", (None,), _WHOLE),
-    Requirement("groups", "trainer.v1.sampler.sync_refill_failed_groups", (False,), "coca.broken_groups handles them"),
-    Requirement("groups", "trainer.v1.sync.parameter_sync_step", (1,), _WHOLE, optional=True),
-    Requirement(
-        "groups",
-        "trainer.v1.colocate_async.parameter_sync_step",
-        (1,),
-        "the rollout sleeps until the update is done",
-        optional=True,
-    ),
-    Requirement("groups", "data.gen_batch_size", (None,), _WHOLE),
-    Requirement("groups", "skip.rollout_tq.enable", (False,), "stored rollouts come from another policy"),
-    Requirement("data", "data.filter_overlong_prompts", (False,), "it drops questions silently"),
-    Requirement("data", "data.truncation", ("error",), "a prompt is never truncated"),
-    Requirement("data", "data.custom_cls.path", (None,), _TRAINED),
-    Requirement("data", "data.prompt_key", ("prompt",), "coca-mindspeed data export verl writes the prompt there"),
-    Requirement("groups", f"{ROLLOUT}.over_sample_rate", (0,), _WHOLE),
-    Requirement("sampling", f"{ROLLOUT}.do_sample", (True,), _POLICY),
-    Requirement("sampling", f"{ROLLOUT}.top_k", (-1,), _POLICY),
-    Requirement("sampling", f"{ROLLOUT}.top_p", (1,), _POLICY),
-    Requirement("sampling", f"{ROLLOUT}.ignore_eos", (False,), "a response ends at its end of sequence"),
-    Requirement("sampling", f"{ROLLOUT}.multi_turn.enable", (False,), _ONE_TURN),
-    Requirement("sampling", f"{ROLLOUT}.agent.default_agent_loop", ("single_turn_agent",), _ONE_TURN),
-    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.do_sample", (True,), _EVALUATED),
-    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.temperature", (1,), _EVALUATED),
-    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.top_k", (-1,), _EVALUATED),
-    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.top_p", (1,), _EVALUATED),
-    Requirement("evaluation", f"{ROLLOUT}.val_kwargs.n", (1,), _EVALUATED),
-    Requirement("objective", "algorithm.use_kl_in_reward", (False,), _NO_KL),
-    Requirement("objective", f"{ACTOR}.use_kl_loss", (False,), _NO_KL),
-    Requirement("objective", f"{ACTOR}.entropy_coeff", (0,), "the objective has no entropy term"),
-    Requirement("objective", f"{ACTOR}.strategy", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
-    Requirement("objective", f"{MEGATRON}.context_parallel_size", (1,), _NO_CP, optional=True),
-    Requirement("objective", f"{MEGATRON}.dynamic_context_parallel", (False,), _NO_CP, optional=True),
-    Requirement("objective", "critic.enable", (None, False), "advantages come from groups, not from a critic"),
-    Requirement("objective", "trainer.critic_warmup", (0,), "there is no critic, and the actor would not be trained"),
-    Requirement("objective", f"{CORRECTION}.rollout_is", (None, "token"), f"a weight of the whole response {_MIXES}"),
-    Requirement(
-        "objective", f"{CORRECTION}.rollout_is_batch_normalize", (False,), f"the mean weight of a batch {_MIXES}"
-    ),
+    *_required_values(),
     Requirement(
         "objective",
         f"{CORRECTION}.rollout_is_threshold",
         lambda value, _: is_number(value) and value > 0,
         "must be a number above 0: a lower bound too would remove tokens from the objective",
     ),
-    Requirement("objective", f"{CORRECTION}.rollout_rs", (None,), "rejection removes tokens from the objective"),
-    Requirement("objective", f"{CORRECTION}.bypass_mode", (False,), "old log-probs are the trainer's own"),
-    _no_effect(f"{ACTOR}.clip_ratio", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
-    _no_effect(f"{ACTOR}.clip_ratio_low", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
-    _no_effect(f"{ACTOR}.clip_ratio_high", (0.2,), f"{_OUR_LOSS}; set coca.method.clip"),
-    _no_effect(f"{ACTOR}.clip_ratio_c", (3,), f"{_OUR_LOSS}; it has no second clip"),
-    _no_effect(f"{ACTOR}.policy_loss.loss_mode", ("vanilla",), f"{_OUR_LOSS}; coca.method has its settings"),
-    _no_effect(f"{ACTOR}.loss_agg_mode", ("token-mean",), f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
-    _no_effect(f"{ACTOR}.loss_scale_factor", (None,), f"{_OUR_LOSS}; set coca.method.loss_aggregation"),
-    _no_effect("algorithm.gamma", (1,), _OUR_ADVANTAGES),
-    _no_effect("algorithm.lam", (1,), _OUR_ADVANTAGES),
-    _no_effect("algorithm.norm_adv_by_std_in_grpo", (True,), f"{_OUR_ADVANTAGES}; set coca.method.advantage_scale"),
-    _no_effect("algorithm.use_pf_ppo", (False,), _OUR_ADVANTAGES),
-    _no_effect("reward.sandbox_fusion.url", (None,), f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
-    _no_effect("sandbox_fusion.url", (None,), f"{_OUR_REWARD}; the grader code has a sandbox of its own"),
-    _no_effect("custom_reward_function.path", (None,), f"{_OUR_REWARD}; set coca.grader"),
-    _no_effect("reward_model.reward_manager", (None,), "verl's trainer reads reward.reward_manager.name"),
-    _no_effect("reward_model.enable", (False,), "verl's trainer reads reward.reward_model"),
 )
 
 
