@@ -44,20 +44,22 @@ def check_rows(
     ``what`` is ``data.train_files`` or ``data.val_files``; a file made for another ``system_prompt`` is refused.
     ``max_tokens`` is ``data.max_prompt_length``; verl silently cuts a longer prompt.
     """
-    records = []
-    for number, row in enumerate(rows, start=1):
-        record = record_of(row.get("extra_info"), f"{what}: row {number}")
-        wanted = prompt_messages(record, system_prompt)
-        if (found := [dict(message) for message in row["prompt"]]) != wanted:
-            raise DataError(
-                f"{record.name} has another prompt than the method's: expected "
-                f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
-                "(coca-mindspeed data export verl --prompt)"
-            )
-        records.append(record)
+    records = [checked_record(row, f"{what}: row {number}", system_prompt) for number, row in enumerate(rows, start=1)]
     for _ in bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length"):
         pass
     return records
+
+
+def checked_record(row: Mapping[str, Any], where: str, system_prompt: str | None) -> Record:
+    """The record of a row; raises DataError if the row was made for another ``system_prompt``, or is none of ours."""
+    record = record_of(row.get("extra_info"), where)
+    wanted, messages = prompt_messages(record, system_prompt), row.get("prompt")
+    if (written := [dict(message) for message in messages or ()]) != wanted:
+        raise DataError(
+            f"{record.name} has another prompt than the method's: expected {_shown(wanted)}, found {_shown(written)}; "
+            "export the file for this method (coca-mindspeed data export verl --prompt)"
+        )
+    return record
 
 
 def check_prompts(

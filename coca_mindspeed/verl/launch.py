@@ -69,6 +69,9 @@ def launch(call: Launch, file: Path) -> int:
             show("wait", str(nodes.timeout), str(nodes.total), "nodes")
             if not call.dry_run:
                 wait_for_cluster(nodes.total, None, nodes.timeout, ended)
+        else:
+            # Without an address, Ray would join another one that runs on this machine.
+            os.environ["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS") or "local"
         # verl's own test for NPUs. Graphs that vLLM-Ascend has captured can keep old weights: docs/verl.md, On Ascend.
         on_npus = importlib.util.find_spec("torch_npu") is not None
         eager = [f"{ROLLOUT}.enforce_eager=true"] if on_npus else []
@@ -107,6 +110,8 @@ def _main_ppo(call: Launch, file: Path, overrides: Sequence[str]) -> int:
     command = [python(), "-m", "verl.trainer.main_ppo", "--config-dir", str(file.absolute().parent)]
     ours = ",".join(f"'file://{directory}'" for directory in verl_directories())  # for a file elsewhere
     command += ["--config-name", file.stem, f"hydra.searchpath=[{ours}]"]
+    # Hydra would make a directory outputs/ where the command is typed.
+    command.append(_quoted("hydra.run.dir", call.directory() / "hydra"))
     return run_child([*command, *overrides], dry_run=call.dry_run)
 
 

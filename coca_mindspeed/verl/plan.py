@@ -3,7 +3,7 @@
 verl must be installed for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
-from coca_mindspeed.data.export import record_of
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.utils.json_files import read_json_lines
-from coca_mindspeed.verl.checks import verl_problems
+from coca_mindspeed.verl.checkpoints import check_length
+from coca_mindspeed.verl.checks import checked_record, verl_problems
 from coca_mindspeed.verl.requirements import (
     ACTOR,
     MEGATRON,
-    MINI_BATCH,
     ROLLOUT,
     TOKENS,
     TRAIN_FILES,
@@ -81,48 +80,101 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     title = f"{file.stem} on verl"
     if problems := problems or tuple(refused_sections(config)):  # imports verl
         return Plan(title, (), problems=problems)
-    counts = _question_counts(run)
+    train, evaluate = _questions(run, TRAIN_FILES), _questions(run, VAL_FILES) if run.evaluates else ()
+    steps = _steps(run, None if train is None else len(train))
+    counts = None
+    if train is not None and steps is not None:
+        counts = QuestionCounts.of(train, evaluate or (), steps * run.step_prompts)
     files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)
     notes = tuple(form_notes(run.settings.method, "coca.method=coca_stable"))
-    warnings = counts.warnings(*files) if counts else ()
-    return Plan(title, (*_rows(run), *question_rows(counts)), notes=notes, warnings=warnings)
+    warnings = (*_warnings(run, steps), *(counts.warnings(*files) if counts else ()))
+    asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
+    rows = (*_rows(run), *_length_rows(run, steps, asked), *question_rows(counts))
+    return Plan(title, rows, notes=notes, warnings=warnings)
 
 
-def _question_counts(run: VerlRun) -> QuestionCounts | None:
-    """Counts of the files of ``data export``; None if one of the training set is another or is not here.
+def _questions(run: VerlRun, key: str) -> list[str] | None:
+    """The questions of files of ``data export``; None if one is of another kind or is not here.
 
-    Raises DataError for a file that cannot be read.
+    Raises DataError for a file that cannot be read, or was made for another method.
     """
-    train, evaluate = (
-        [
-            record_of(row.get("extra_info"), f"{path}:{number}: extra_info").question
-            for path in map(Path, run.files(key))
-            if path.suffix == ".jsonl" and path.is_file()
-            for number, row in read_json_lines(path)
-        ]
-        for key in (TRAIN_FILES, VAL_FILES)
-    )
-    if not all(path.suffix == ".jsonl" and path.is_file() for path in map(Path, run.files(TRAIN_FILES))):
+    paths = [Path(path) for path in run.files(key)]
+    if not all(path.suffix == ".jsonl" and path.is_file() for path in paths):
         return None
-    prompts = run.value("data.train_batch_size")
-    steps = run.value("trainer.total_training_steps") or run.value("trainer.total_epochs") * (len(train) // prompts)
-    return QuestionCounts.of(train, evaluate if run.evaluates else (), steps * prompts)
+    prompt = run.settings.method.training_method.system_prompt
+    rows = ((f"{path}:{number}", row) for path in paths for number, row in read_json_lines(path))
+    return [checked_record(row, where, prompt).question for where, row in rows]
+
+
+def _limited(run: VerlRun, key: str, rows: int) -> int:
+    """Of these rows, as many as verl takes; a negative limit is none."""
+    limit = run.value(key)
+    return rows if limit is None or limit < 0 else min(rows, limit)
+
+
+def _steps(run: VerlRun, records: int | None) -> int | None:
+    """Steps of the whole run; None if it depends on files that are not here.
+
+    Raises ConfigError if the records make no step, or fewer steps than the run is to have.
+    """
+    steps: int | None = run.value("trainer.total_training_steps")
+    if records is None:
+        return steps
+    taken, epochs = _limited(run, "data.train_max_samples", records), int(run.value("trainer.total_epochs"))
+    if taken < run.step_prompts:
+        reason = f"must be at most the {taken} questions of {TRAIN_FILES}: verl leaves an incomplete batch out"
+        raise_problems([Problem("length", "data.train_batch_size", run.step_prompts, reason)])
+    per_epoch = taken // run.step_prompts
+    if steps is not None:
+        check_length(steps, per_epoch, epochs)
+    return steps or epochs * per_epoch
+
+
+def _warnings(run: VerlRun, steps: int | None) -> Iterator[Problem]:
+    """Settings by which a run trains but leaves less than it should."""
+    if (interval := run.value("trainer.save_freq")) <= 0:
+        reason = "no checkpoint is written, not even at the end: a stopped run starts over, and the weights are lost"
+        yield Problem("no-checkpoint", "trainer.save_freq", interval, reason, "set trainer.save_freq=50")
+    if steps == 1:
+        reason = "the run ends after one update of the weights" if run.updates == 1 else "the run ends after one step"
+        yield Problem("one-step", "trainer.total_training_steps", steps, reason)
+
+
+def _length_rows(run: VerlRun, steps: int | None, held_out: int | None) -> Iterator[Row]:
+    """Length of the run, validation and checkpoints; ``steps`` and ``held_out`` questions are None if unknown."""
+    stages = run.settings.method.training_method.stages
+    length = f"epochs: {run.value('trainer.total_epochs')}" if steps is None else f"{steps:,} steps"
+    yield "length", length + (f", shared by {' and '.join(stages)}" if len(stages) > 1 else "")
+    tests, saves = run.value("trainer.test_freq"), run.value("trainer.save_freq")
+    times = [f"every {tests} steps, at the end"] if tests > 0 else []
+    times += ["before the first step"] if run.value("trainer.val_before_train") else []
+    number = 0 if tests <= 0 or steps is None else -(-steps // tests)
+    asked = ""
+    if held_out and steps is not None:
+        responses = held_out * (number + bool(run.value("trainer.val_before_train")))
+        share = responses / max(1, steps * run.step_prompts * run.group)
+        asked = f": {responses:,} responses in all, {share:.2g} of the training's"
+    yield "validation", f"{', '.join(times)}{asked}" if times else "none: nothing shows what holds on new questions"
+    kept = run.value("trainer.max_actor_ckpt_to_keep")
+    shown = f"every {saves} steps and at the end, {f'the newest {kept}' if kept else 'all'} are kept"
+    yield "checkpoints", shown if saves > 0 else "none: the trained weights are lost"
 
 
 def _rows(run: VerlRun) -> list[Row]:
     value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
     tensor = value(f"{ROLLOUT}.tensor_model_parallel_size")
     method = run.settings.method
-    prompts, group, mini = value("data.train_batch_size"), value(f"{ROLLOUT}.n"), value(MINI_BATCH)
-    responses, stages = prompts * group, method.training_method.stages
+    prompts, group, mini = run.step_prompts, run.group, run.mini_batch
+    responses = prompts * group
     engine = f"FSDP over {run.ranks} ranks"
     if run.megatron:
         tp, pp = (value(f"{MEGATRON}.{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
         engine = f"Megatron, TP {tp}, PP {pp}, DP {run.ranks}"
     microbatch = value(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     new_tokens = responses * value("data.max_response_length")
-    steps = value("trainer.total_training_steps")
-    length = f"{steps} steps" if steps else f"epochs: {value('trainer.total_epochs')}"
+    updates = f"{run.updates} of {mini} questions"
+    if run.updates > 1:
+        updates += "; all but the first train on responses of earlier weights, which coca.method.clip limits"
     return [
         ("method", f"{method.name}, loss aggregation {method.loss_aggregation}"),
         ("learning rate", f"{value(f'{ACTOR}.optim.lr'):g}"),
@@ -132,8 +184,7 @@ def _rows(run: VerlRun) -> list[Row]:
         ("trainer", run.trainer),
         ("rollout", f"{run.rollout_devices // tensor} engines of tensor parallel size {tensor}"),
         ("a step", f"{prompts} questions x {group} responses = {responses}"),
-        ("updates a step", f"{prompts // mini * value(f'{ACTOR}.ppo_epochs')} of {mini} questions"),
+        ("updates a step", updates),
         ("microbatches", f"up to {value(TOKENS)} tokens" if run.dynamic else f"of {microbatch}"),
         ("tokens", f"{run.longest} a sequence at most; {new_tokens:,} new ones a step"),
-        ("length", length + (f", shared by {' and '.join(stages)}" if len(stages) > 1 else "")),
     ]

@@ -4,6 +4,7 @@ verl has many switches that change its objective, its sampling or the members of
 lists those with constants, and the tables here those whose accepted values follow from other keys.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,11 @@ class VerlRun(View):
         """Responses to a question."""
         return int(self.value(f"{ROLLOUT}.n"))
 
+    @property
+    def updates(self) -> int:
+        """Updates of the weights in a step."""
+        return self.step_prompts // self.mini_batch * int(self.value(f"{ACTOR}.ppo_epochs"))
+
     def rank_rows(self, prompts: int) -> int:
         """A rank's responses to this many questions."""
         return prompts * self.group // self.ranks
@@ -151,6 +157,9 @@ class VerlRun(View):
         return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
 
 
+_SERVERS = ("vllm", "sglang", "trtllm")
+
+
 def _required_values() -> Iterator[Requirement[VerlRun]]:
     for group in read_yaml(Path(__file__).with_name("required_values.yaml")):
         code, because = group["code"], group["because"]
@@ -169,6 +178,13 @@ REQUIREMENTS: tuple[Requirement[VerlRun], ...] = (
         f"{CORRECTION}.rollout_is_threshold",
         lambda value, _: is_number(value) and value > 0,
         "must be a number above 0: a lower bound too would remove tokens from the objective",
+    ),
+    # verl imports modules that may register others, in all of its processes.
+    Requirement(
+        "rollout",
+        f"{ROLLOUT}.name",
+        lambda name, _: name in _SERVERS or "VERL_USE_EXTERNAL_MODULES" in os.environ,
+        f"must be {' or '.join(_SERVERS)}: verl's V1 trainer has no other rollout engine",
     ),
 )
 
@@ -203,8 +219,14 @@ def _count(key: str, when: Callable[[VerlRun], object] = lambda run: True) -> Re
     return Requirement("count", key, lambda value, _: type(value) is int and value >= 1, positive, when=when)
 
 
+def _interval(key: str) -> Requirement[VerlRun]:
+    return Requirement("count", key, lambda value, _: type(value) is int, "must be a whole number of steps; -1: never")
+
+
 #: The numbers that the tables below divide by or compare.
 COUNTS = (
+    _interval("trainer.save_freq"),
+    _interval("trainer.test_freq"),
     _count("data.train_batch_size"),
     _count("data.max_prompt_length"),
     _count("data.max_response_length"),
@@ -222,7 +244,21 @@ COUNTS = (
     _count(SYNC_STEP, lambda run: run.separate),
     _count(_STEPS, lambda run: run.value(_STEPS) is not None),
 )
-#: Weights, devices and batch sizes; a row that divides applies only where the rows before it hold.
+
+
+def _length(key: str, sets: str) -> Requirement[VerlRun]:
+    """The rollout reads a length of its own, which stands for verl's of the data unless it is typed."""
+    return Requirement(
+        "length",
+        f"{ROLLOUT}.{key}",
+        lambda tokens, run: tokens == run.value(sets),
+        lambda run: f"must be {sets} {run.value(sets)}: verl would cut prompts or responses without a word",
+        f"set {sets} instead",
+        optional=True,
+    )
+
+
+#: Weights, lengths, devices and batch sizes; a row that divides applies only where the rows before it hold.
 BATCHES: tuple[Requirement[VerlRun], ...] = (
     Requirement(
         "objective",
@@ -237,6 +273,15 @@ BATCHES: tuple[Requirement[VerlRun], ...] = (
         lambda returned, _: returned,
         lambda run: f"must be true for {CORRECTION}.rollout_is={run.value(f'{CORRECTION}.rollout_is')}",
         when=lambda run: run.value(f"{CORRECTION}.rollout_is") is not None,
+    ),
+    _length("prompt_length", "data.max_prompt_length"),
+    _length("response_length", "data.max_response_length"),
+    Requirement(
+        "length",
+        f"{ROLLOUT}.max_model_len",
+        lambda tokens, run: tokens >= run.longest,
+        lambda run: f"must be {run.longest} or more, the longest prompt and response: verl would cut responses",
+        optional=True,
     ),
     Requirement(
         "group-size", f"{ROLLOUT}.n", lambda group, _: group >= 2, "must be 2 or more: a success rate needs a group"

@@ -20,7 +20,7 @@ case "$*" in
     [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
     while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *verl.trainer.main_ppo*) echo "$*" > "{tmp_path}/driver"; exit "${{DRIVER_EXIT:-0}}" ;;
+  *verl.trainer.main_ppo*) echo "RAY_ADDRESS=$RAY_ADDRESS $*" > "{tmp_path}/driver"; exit "${{DRIVER_EXIT:-0}}" ;;
   *) exec "{sys.executable}" "$@" ;;
 esac
 """

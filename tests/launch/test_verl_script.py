@@ -91,6 +91,8 @@ def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus
     values = dict(word.split("=", 1) for word in words if "=" in word)
     lengths = {"trainer.total_training_steps": "2", "trainer.save_freq": "2", "trainer.test_freq": "-1"}
     assert values.items() >= lengths.items()
+    assert values["RAY_ADDRESS"] == "local"  # another Ray of this machine is not joined
+    assert values["hydra.run.dir"].strip("'") == str(folder / "run" / "hydra")
     assert [value for key, value in values.items() if key.endswith("enforce_eager")] == eager
     assert words[-1] == "data.seed=1"
 

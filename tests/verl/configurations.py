@@ -36,9 +36,7 @@ _CHANGED = {
     "actor_rollout_ref.rollout.name": "vllm",
     "actor_rollout_ref.rollout.n": 4,
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-    "actor_rollout_ref.rollout.n_gpus_per_node": 2,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
-    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": False,
     "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
     "actor_rollout_ref.rollout.val_kwargs.temperature": 1.0,
 }
@@ -53,7 +51,7 @@ def configuration(changes=None):
         for part in path:
             section = section.setdefault(part, {})
         section[last] = value
-    return config
+    return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
 
 
 @cache

@@ -23,11 +23,12 @@ def problems(changes):
 
 def test_verls_own_defaults_are_refused_key_by_key():
     """GAE, greedy validation, another reward manager."""
-    defaults = OmegaConf.to_container(verls_defaults())
+    defaults = OmegaConf.to_container(verls_defaults(), resolve=True)
     assert {problem.key for problem in verl_problems(defaults, VerlSettings())} == {
         "trainer.v1.trainer_mode",
         "algorithm.adv_estimator",
         "reward.reward_manager.name",
+        f"{ROLLOUT}.name",
         f"{VALIDATION}.do_sample",
         f"{VALIDATION}.temperature",
         f"{ROLLOUT}.n",
@@ -79,6 +80,7 @@ SEQUENTIAL = {"coca.method.name": "sequential"}
         ({f"{ACTOR}.strategy": "megatron"}, [("engine", f"{ACTOR}.strategy", "megatron")]),  # not null sizes
         ({f"{ACTOR}.fsdp_config": None}, [("engine", f"{ACTOR}.strategy", "fsdp")]),
         (DYNAMIC_BATCHES, []),
+        ({f"{ROLLOUT}.max_model_len": 128, f"{ROLLOUT}.prompt_length": 64, f"{ROLLOUT}.dtype": "float32"}, []),
         ({**DYNAMIC_BATCHES, TOKENS: 100}, [("packing", TOKENS, 100)]),  # less than 128
         ({**DYNAMIC_BATCHES, TOKENS: 100, f"{ACTOR}.ulysses_sequence_parallel_size": 2}, []),
         ({TOKENS: None, DYNAMIC: True}, [("count", TOKENS, None)]),

@@ -1,20 +1,26 @@
 """Configurations on verl: composed on its defaults, checked and planned; without verl on those that we read."""
 
+import json
 import sys
 
 import pytest
 import yaml
 
 from coca_mindspeed import cli
+from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import config_directory, find_verl_run, ready_made_verl_runs
+from coca_mindspeed.data.export import verl_row
 from coca_mindspeed.errors import ConfigError, MissingDependencyError, UsageError
+from coca_mindspeed.utils.json_files import write_json_lines
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.plan import make_plan, verl_configuration
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.upstream_keys import unknown_keys
+from tests.verl.configurations import record
 
 pytestmark = pytest.mark.usefixtures("verls_keys")
 
+FSDP, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NAMES = [
     *("coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"),
     "coca_qwen3_8b",
@@ -122,6 +128,77 @@ def test_check_prints_the_plan(capsys):
     assert "--write" in capsys.readouterr().err
 
 
+def exported(path, method, count):
+    prompt = training_method(method).system_prompt
+    write_json_lines(path, [verl_row(record(index), prompt, index) for index in range(count)])
+    return path
+
+
+LENGTHS = ("trainer.save_freq", "trainer.test_freq", "trainer.total_training_steps")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "length", "validation", "updates", "warned"),
+    [
+        ({}, "3 steps", "320 responses", "1 of 2", []),
+        ({"trainer.total_epochs": 2, "trainer.test_freq": 2}, "6 steps", "640 responses", "1 of 2", []),
+        ({"data.train_max_samples": 4, "data.val_max_samples": 30}, "2 steps", "60 responses", "1 of 2", []),
+        (dict.fromkeys(LENGTHS[:2], -1), "3 steps", "160 responses", "1 of 2", ["no-checkpoint"]),
+        ({LENGTHS[1]: -1, "trainer.val_before_train": "false"}, "3 steps", "none", "1 of 2", []),
+        ({LENGTHS[2]: 1}, "1 steps", "320 responses", "1 of 2", ["one-step"]),
+        ({f"{FSDP}.ppo_mini_batch_size": 1}, "3 steps", "320 responses", "2 of 1", []),
+    ],
+)
+def test_the_plan_counts_steps_updates_validations_and_checkpoints(
+    tmp_path, overrides, length, validation, updates, warned
+):
+    files = {
+        "data.train_files": exported(tmp_path / "train.jsonl", "coca", 7),
+        "data.val_files": exported(tmp_path / "val.jsonl", "coca", 160),
+    }
+    sizes = {"data.train_batch_size": 2, f"{FSDP}.ppo_mini_batch_size": 2}
+    run = [f"{key}={value}" for key, value in {**files, **sizes, **overrides}.items()]
+    file = find_verl_run("coca_qwen25_7b")
+    assert file is not None
+    plan = make_plan(file, run)
+    assert plan.problems == ()
+    rows = dict(plan.rows)
+    assert rows["length"] == length
+    assert validation in rows["validation"]
+    assert rows["updates a step"].startswith(f"{updates} questions")
+    assert [warning.code for warning in plan.warnings if not warning.code.startswith("question")] == warned
+
+
+@pytest.mark.parametrize("method", ["rlcr", "caliber", None])
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_a_file_for_another_method_or_without_its_prompt_is_refused_before_the_start(tmp_path, capsys, method, key):
+    path = exported(tmp_path / "file.jsonl", method or "coca", 128)
+    if method is None:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        write_json_lines(path, [{**row, "prompt": row["prompt"][1:]} for row in rows])
+    assert cli.main(["check", "coca_qwen25_7b", f"{key}={path}"]) == 1
+    assert f"{path}:1" in capsys.readouterr().err
+    never = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
+    code = cli.main(["check", "coca_qwen25_7b", f"{key}={path}", *never])
+    assert code == (key == "data.train_files")  # verl does not ask what it does not evaluate
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("data.train_batch_size=8", "data.train_batch_size"),
+        ("data.train_max_samples=3", "data.train_batch_size"),
+        ("trainer.total_training_steps=2", "trainer.total_training_steps"),
+        ("trainer.total_training_steps=1", None),
+    ],
+)
+def test_a_run_of_more_questions_than_there_are_is_refused(tmp_path, capsys, override, key):
+    path = exported(tmp_path / "train.jsonl", "coca", 7)
+    sizes = ["data.train_batch_size=4", f"{FSDP}.ppo_mini_batch_size=4", f"data.train_files={path}"]
+    assert cli.main(["check", "coca_qwen25_7b", *sizes, override]) == bool(key)
+    assert (key or "one-step") in capsys.readouterr().err
+
+
 def test_check_counts_the_problems(capsys):
     typed = ["algorithm.use_kl_in_reward=true", "coca.method.name=sequential"]
     assert cli.main(["check", "coca_qwen25_7b", *typed]) == 1
@@ -150,9 +227,6 @@ def test_keys_of_a_file_that_verl_does_not_know_are_refused(content, keys, tmp_p
     overrides = ["+bar=1", "+data.bar.x=1", "data.shuffle=false"]
     found = unknown_keys(verl_configuration(mine, overrides), overrides)
     assert sorted((problem.code, problem.key) for problem in found) == [("unknown-key", key) for key in keys]
-
-
-FSDP, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 @pytest.mark.parametrize(

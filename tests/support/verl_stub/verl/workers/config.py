@@ -16,7 +16,9 @@ class PolicyLossConfig:
 @dataclass
 class FSDPEngineConfig:
     _target_: str = ""
+    dtype: Any = None
     mixed_precision: Any = None  # a field that verl's configuration does not have
+    qat: Any = None
     ulysses_sequence_parallel_size: Any = None
 
 
@@ -24,9 +26,11 @@ class FSDPEngineConfig:
 class McoreEngineConfig:
     _target_: str = ""
     context_parallel_size: Any = None
+    dtype: Any = None
     dynamic_context_parallel: Any = None
     override_transformer_config: Any = None
     pipeline_model_parallel_size: Any = None
+    qat: Any = None
     tensor_model_parallel_size: Any = None
 
 
@@ -39,6 +43,8 @@ class _ActorConfig:
     clip_ratio_high: Any = None
     clip_ratio_low: Any = None
     entropy_coeff: Any = None
+    kl_loss_coef: Any = None
+    kl_loss_type: Any = None
     loss_agg_mode: Any = None
     loss_scale_factor: Any = None
     optim: Any = None
@@ -47,6 +53,7 @@ class _ActorConfig:
     ppo_max_token_len_per_gpu: Any = None
     ppo_micro_batch_size_per_gpu: Any = None
     ppo_mini_batch_size: Any = None
+    qat: Any = None
     strategy: Any = None
     use_dynamic_bsz: Any = None
     use_kl_loss: Any = None
@@ -55,6 +62,7 @@ class _ActorConfig:
 @dataclass
 class FSDPActorConfig(_ActorConfig):
     fsdp_config: Any = None
+    grad_clip: Any = None
     ulysses_sequence_parallel_size: Any = None
 
 
@@ -70,12 +78,18 @@ class RolloutConfig:
     calculate_log_probs: Any = None
     checkpoint_engine: Any = None
     do_sample: Any = None
+    dtype: Any = None
     enforce_eager: Any = None
     engine_kwargs: Any = None
+    full_determinism: Any = None
     gpu_memory_utilization: Any = None
     ignore_eos: Any = None
+    load_format: Any = None
     log_prob_micro_batch_size_per_gpu: Any = None
     log_prob_use_dynamic_bsz: Any = None
+    max_model_len: Any = None
+    max_num_batched_tokens: Any = None
+    max_num_seqs: Any = None
     mode: Any = None
     multi_turn: Any = None
     n: Any = None
@@ -83,6 +97,11 @@ class RolloutConfig:
     name: Any = None
     nnodes: Any = None
     over_sample_rate: Any = None
+    prompt_length: Any = None
+    quantization: Any = None
+    quantization_config_file: Any = None
+    repetition_penalty: Any = None
+    response_length: Any = None
     temperature: Any = None
     tensor_model_parallel_size: Any = None
     top_k: Any = None
