@@ -3,13 +3,12 @@
 The command line prints them without a traceback.  Every message says where (file, line or key), what was found,
 what was expected and, where it is known, what to do.
 
-A check is a function of its subject (a run, a resolved configuration) that yields problems. Simple checks are lists of
-conditions, one line each: ``code, key, whether it holds, the expected value, how to fix it``.
+A check is a function of its subject (a run, a resolved configuration) that yields problems; most are rows of
+:mod:`coca_mindspeed.config.requirements`.
 """
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 Subject = TypeVar("Subject")
 Check = Callable[[Subject], Iterable["Problem"]]
-#: Code, key, whether it holds, expected value, and optionally a fix: a :class:`Problem` if it does not hold.
-Condition = tuple[Any, ...]
 UNKNOWN_KEY = "extra_forbidden"  # code of pydantic
 _CODES_OF_DATACLASSES = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_type": "model_type"}
 _LONGEST_VALUE = 200  # characters of a value in a message
@@ -102,23 +99,6 @@ class TrainingError(CocaError):
 
 class MissingDependencyError(CocaError):
     """An optional package is not installed; the message says which and how to get it."""
-
-
-def _attribute(subject: Any, key: str) -> Any:
-    return attrgetter(key)(subject)
-
-
-def as_check(
-    conditions: Callable[[Subject], Iterable[Condition]], value: Callable[[Subject, str], Any] = _attribute
-) -> Check[Subject]:
-    """Make a check of a function that yields conditions; ``value(subject, key)`` returns the value of a key."""
-
-    def check(subject: Subject) -> Iterator[Problem]:
-        for code, key, holds, *text in conditions(subject):
-            if not holds:
-                yield Problem(code, key, value(subject, key), *text)
-
-    return check
 
 
 def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[Problem]:

@@ -46,7 +46,7 @@ class Requirement(Generic[Subject]):
     key: str  # dotted
     accepts: tuple[Any, ...] | Callable[[Any, Subject], object]  # values, or a test of the value and the subject
     because: str | Callable[[Subject], str]  # the reason; of a test, the whole condition: "must divide ..."
-    fix: str = ""
+    fix: str | Callable[[Subject], str] = ""
     when: Callable[[Subject], object] = lambda subject: True  # else the row does not apply
     optional: bool = False  # null or absent is accepted
     effect: Literal["read", "none"] = "read"  # of the key; without one, an absent key is accepted
@@ -59,7 +59,8 @@ class Requirement(Generic[Subject]):
         if self._accepted(value, subject):
             return None
         key = subject.place(self.key) if isinstance(subject, View) else self.key
-        return Problem(self.code, key, value, self._expected(subject), self.fix)
+        fix = self.fix if isinstance(self.fix, str) else self.fix(subject)
+        return Problem(self.code, key, value, self._expected(subject), fix)
 
     def _accepted(self, value: Any, subject: Subject) -> bool:
         if self.optional and value is None:
@@ -74,6 +75,8 @@ class Requirement(Generic[Subject]):
         because = self.because if isinstance(self.because, str) else self.because(subject)
         if callable(self.accepts):
             return because
+        if self.effect == "none" and not self.accepts:
+            return f"has no effect: {because}"
         shown = " or ".join(map(show_value, self.accepts))
         because = f"it has no effect: {because}" if self.effect == "none" else because
         return f"must be {shown or 'absent'}: {because}"

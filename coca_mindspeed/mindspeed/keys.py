@@ -171,7 +171,7 @@ def translate(run: RunConfig) -> dict[str, Any]:
     Raises ConfigError if a section is not a mapping.
     """
     values = deepcopy(run.mindspeed_rl)
-    shapes, *_ = _actor_sections(values)
+    shapes, *_ = actor_sections(values)
     for key, value in own_values(run).items():
         put(values, key.replace("model.actor", shapes), value)
     return values
@@ -209,16 +209,17 @@ def identity_keys() -> set[str]:
 def places(key: str, values: Mapping[str, Any]) -> list[str]:
     """The keys that mean the same: the actor's may stand in three sections, of which the last one wins."""
     section, _, name = key.rpartition(".")
-    return [f"{each}.{name}" for each in _actor_sections(values)] if section in ("model.actor", *_ACTOR) else [key]
+    return [f"{each}.{name}" for each in actor_sections(values)] if section in ("model.actor", *_ACTOR) else [key]
 
 
 def actor_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The actor's settings, as MindSpeed-RL merges them (``BaseConfig.update``)."""
-    contents = (value_of(values, section) or {} for section in _actor_sections(values))
+    contents = (value_of(values, section) or {} for section in actor_sections(values))
     return {name: value for content in contents for name, value in content.items()}
 
 
-def _actor_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
+def actor_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The sections of the actor's settings; the last one wins."""
     shapes = value_of(values, "actor_config.model", value_of(values, "megatron_training.model", "actor"))
     return f"model.{shapes}", *_ACTOR
 

@@ -28,8 +28,9 @@ from coca_mindspeed.config.plan import (
 )
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
-from coca_mindspeed.mindspeed.checks import layout_problems, run_problems
+from coca_mindspeed.mindspeed.checks import run_problems
 from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
+from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.records import read_record_file

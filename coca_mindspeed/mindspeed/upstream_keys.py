@@ -1,11 +1,11 @@
-"""Keys of MindSpeed-RL: which there are, and which of them have no effect.
+"""Keys of MindSpeed-RL and its verifiers.
 
 ``upstream_keys.json`` lists the keys of each release with their types (CONTRIBUTING.md).  MindSpeed-RL itself refuses
 others only inside Ray.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,35 +111,3 @@ MINDSPEED_VERIFIERS = (
     *("acc", "format", "step", "strict_format", "base_acc", "math_17k_acc"),
     *("acc_for_dapo", "acc_for_ppo", "math_verify_reward"),
 )
-
-_ADVANTAGES = "advantages are CoCA's, of both segments"
-_LOSS = "the loss is CoCA's (coca.method.loss_aggregation, rl_config.clip_ratio)"
-_CUT_OFF = "a truncated response is graded as it is"
-_IGNORED = {
-    **dict.fromkeys(("adv_estimator", "gamma", "lam"), _ADVANTAGES),
-    "use_kl_in_reward": "rewards hold no KL term; rl_config.init_kl_coef adds one to the loss",
-    **dict.fromkeys(("token_level_loss", "clip_higher_enable", "clip_ratio_low", "clip_ratio_high"), _LOSS),
-    "cliprange_value": "there is no critic",
-    **dict.fromkeys(("overlong_buffer_enable", "overlong_buffer", "overlong_buffer_penalty_factor"), _CUT_OFF),
-}
-#: Keys of ``rl_config`` that choose another algorithm, and the values that MindSpeed-RL's GRPO has.
-GRPO_VALUES: dict[str, tuple[Any, ...]] = {
-    "adv_estimator": ("group_norm",),
-    "gamma": (1.0,),
-    "kl_penalty": ("low_var_kl", "kl", "abs", "mse"),
-    **dict.fromkeys(("use_kl_in_reward", "clip_higher_enable", "overlong_buffer_enable"), (False,)),
-}
-_REFERENCE = ("kl_penalty", "kl_ctrl_type", "ref_dispatch_size", "ref_max_packing_token_size")
-_VERIFIER = ("verifier_parallel", "verifier_timeout", "verifier_weight")
-
-
-def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Problem]:
-    """A problem for each key of ``rl_config`` that has no effect; ``reference``: whether there is a KL term."""
-    rl, reasons = config.get("rl_config") or {}, dict(_IGNORED)
-    if not reference:
-        reasons |= dict.fromkeys(_REFERENCE, "there is no reference model (rl_config.init_kl_coef is 0)")
-    if OWN_VERIFIER in (rl.get("verifier_function") or ()):
-        reasons |= dict.fromkeys(_VERIFIER, "this project's grader takes its options from coca.grading")
-    for key, reason in reasons.items():
-        if key in rl:
-            yield Problem("ignored-key", f"rl_config.{key}", rl[key], f"has no effect: {reason}")

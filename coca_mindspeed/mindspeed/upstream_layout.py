@@ -15,13 +15,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import config_directory, is_mindspeed_rls, validate_config
+from coca_mindspeed.config.requirements import required
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems, show_value
-from coca_mindspeed.mindspeed.checks import needs_reference, other_npus
+from coca_mindspeed.mindspeed.checks import ignored_keys, other_npus
 from coca_mindspeed.mindspeed.keys import TABLE, WRITTEN, places, put, table_of, underscored
+from coca_mindspeed.mindspeed.requirements import HOOKS, MindSpeedView
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.driver import compose_config
-from coca_mindspeed.mindspeed.upstream_keys import GRPO_VALUES, ignored_keys, shipped_keys
+from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.utils.text_formats import read_yaml, value_of
 
 _SHAPE = {  # Megatron's defaults
@@ -139,11 +141,12 @@ def _machine(theirs: dict[str, Any], name: str | None) -> dict[str, Any]:
 
 def _drop_ignored(theirs: dict[str, Any]) -> list[str]:
     """Remove the keys without effect and return them; keys that ask for another algorithm stay, and are refused."""
-    dropped = []
-    for problem in list(ignored_keys(theirs, reference=needs_reference(theirs))):
-        name = problem.key.removeprefix("rl_config.")
-        if problem.value in GRPO_VALUES.get(name, (problem.value,)):
-            del theirs["rl_config"][name]
+    dropped, view = [], MindSpeedView(theirs)
+    grpo: Any = [row for row in HOOKS if row.code == "hook-algorithm"]
+    others = {problem.key for problem in required(grpo)(view)}
+    for problem in list(ignored_keys(view)):
+        if problem.key not in others:
+            del theirs["rl_config"][problem.key.removeprefix("rl_config.")]
             dropped.append(f"{problem.key}={show_value(problem.value)}")
     return dropped
 

@@ -13,6 +13,7 @@ from coca_mindspeed.config.compose import compose_run, config_directory
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of, unread_keys
 from coca_mindspeed.errors import ConfigError, raise_problems
+from coca_mindspeed.mindspeed.checks import ignored_keys
 from coca_mindspeed.mindspeed.keys import (
     TABLE,
     WRITTEN,
@@ -25,7 +26,8 @@ from coca_mindspeed.mindspeed.keys import (
     written_as,
 )
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, ignored_keys, shipped_keys
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
+from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
 from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
 from tests.mindspeed.test_patch_export import CHECKOUTS
@@ -171,10 +173,10 @@ def test_ignored_keys():
     rl |= {"clip_ratio": 0.3}
     own = mindspeed_config(rl_config=rl)
     keys = ["adv_estimator", "use_kl_in_reward", "kl_penalty", "verifier_timeout"]
-    found = [(problem.code, problem.key) for problem in ignored_keys(own, reference=False)]
+    found = [(problem.code, problem.key) for problem in ignored_keys(MindSpeedView(own))]
     assert found == [("ignored-key", f"rl_config.{key}") for key in keys]
-    theirs = mindspeed_config(rl_config={**rl, "verifier_function": ["acc"]})
-    assert len(list(ignored_keys(theirs, reference=True))) == 2
+    theirs = mindspeed_config(rl_config={**rl, "verifier_function": ["acc"], "init_kl_coef": 0.1})
+    assert len(list(ignored_keys(MindSpeedView(theirs)))) == 2
 
 
 def test_check_refuses_and_writes_nothing(tmp_path):

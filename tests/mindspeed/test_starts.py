@@ -40,8 +40,8 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
-from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.keys import put
+from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver

@@ -37,9 +37,10 @@ from coca_mindspeed.errors import (
     raise_problems,
 )
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
-from coca_mindspeed.mindspeed.checks import needs_reference, split_config
+from coca_mindspeed.mindspeed.checks import ignored_keys, split_config
 from coca_mindspeed.mindspeed.keys import actor_values, underscored
 from coca_mindspeed.mindspeed.model_config import compare_model
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
     METRICS,
@@ -56,7 +57,7 @@ from coca_mindspeed.mindspeed.start.records import (
     with_digests,
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
-from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, shipped_keys
+from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP, judge_trial
 from coca_mindspeed.scoring.metrics import LOG_PROB_GAP
 from coca_mindspeed.upstream.launch import WEIGHT_FORMAT, ending_by_signals
@@ -147,7 +148,7 @@ def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: M
         mindspeed_rl_home=root,
         import_paths=(*others, root),
         release=matching_manifest(root).release,
-        reference=needs_reference(config),
+        reference=MindSpeedView(config).reference,
         max_new_tokens=value_of(config, "generate_config.sampling_config.max_tokens"),
         cpu_shim=os.environ.get(CPU_SHIM),
     )
@@ -321,7 +322,7 @@ def prepare(composed: DictConfig, environment: Mapping[str, str]) -> Training:
     process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
     raise_problems(shipped_keys(process.release).problems(config))
-    for ignored in ignored_keys(config, reference=process.reference):
+    for ignored in ignored_keys(MindSpeedView(config)):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_model(config)
     check_weights(config, reference=process.reference)

@@ -13,8 +13,8 @@ from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
-from coca_mindspeed.mindspeed.checks import needs_reference
 from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put, translate
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import VALIDATION, CocaSettings
 from coca_mindspeed.mindspeed.start.records import digests, record_files
 from coca_mindspeed.scoring.settings import stored_section
@@ -159,7 +159,8 @@ def _fix_reference(values: dict[str, Any]) -> None:
 
     MindSpeed-RL's integrated worker otherwise loads its reference from where it loads the actor.
     """
-    if not needs_reference(values) or not value_of(values, "rl_config.use_integrated_worker", True):
+    view = MindSpeedView(values)
+    if not view.reference or not view.integrated:
         return
     key = "rl_config.integrated_mode_config.ref_model_load_path"
     if (reference := value_of(values, key) or value_of(values, "actor_config.load")) is None:

@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.mindspeed.checks import layout_problems
 from coca_mindspeed.mindspeed.keys import translate
+from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
