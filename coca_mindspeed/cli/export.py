@@ -1,7 +1,6 @@
 """``coca-mindspeed export``: copy a run's trained model into a directory of its own, with a model card."""
 
 import argparse
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             write_json(directory / PROMPT_FILE, prompt.model_dump(mode="json"))
         if arguments.card:
             assert prompt is not None  # the author's own method is trusted for a card
-            summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
+            summary = read_object(source / "summary.json", after=dict)
             if arguments.best:
                 summary = {**summary, "after": _scores_of_best(source, config.evaluation, summary["after"]["n"])}
             write_atomically(directory / "README.md", model_card(output.name, config, prompt.form, summary, marker))
@@ -80,8 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _scores_of_best(source: Path, evaluation: EvaluationConfig, most: int) -> dict[str, Any]:
     """Headline metrics of the evaluation that the best model comes from."""
-    step = read_object(source / BEST_MODEL / "best.json")["step"]
-    row = next(row for _, row in read_json_lines(source / "metrics.jsonl") if row["step"] == step)
+    best, log = source / BEST_MODEL / "best.json", source / "metrics.jsonl"
+    step = read_object(best, step=int).get("step")
+    row = next((row for _, row in read_json_lines(log) if row.get("step") == step), None)
+    if row is None:
+        raise DataError(f"{best}: step: expected a step of {log.name}, found {step}; restore the file")
     asked = most if evaluation.questions is None else min(most, evaluation.questions * evaluation.samples)
     return {**{name: row.get(f"eval/{name}") for name in HEADLINE}, "n": asked}
 

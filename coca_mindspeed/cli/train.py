@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _best(output: Path, metric: str) -> str:
     """Directory, value and step of the best model, and the value before the training, which does not take part."""
-    best = read_object(output / BEST_MODEL / "best.json")
+    best = read_object(output / BEST_MODEL / "best.json", value=int | float, step=int)
     if not best:
         return f"none saved: {metric} was never computed or is undefined"
     text = (

@@ -22,7 +22,6 @@ from coca_mindspeed.evaluation.predictions import (
 from coca_mindspeed.grading.registry import misfit_warnings
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 from coca_mindspeed.utils.json_files import read_object
-from coca_mindspeed.utils.text_formats import JsonError
 from coca_mindspeed.utils.tokenization import TokenCounter, parse_and_count
 
 # Fields of a response that its prediction keeps, and those of its record where no file of gold answers has it.
@@ -64,10 +63,7 @@ def read_opencompass(work_dir: Path) -> list[Prediction]:
     _refuse_ungraded(work_dir, {(path.parent.name, path.stem) for path in results})
     predictions = []
     for path in results:
-        try:
-            details = read_object(path).get("details")
-        except (OSError, UnicodeDecodeError, JsonError) as error:
-            raise DataError(f"{path}: cannot be read as JSON: {error}") from error
+        details = read_object(path).get("details")
         rows = details if isinstance(details, list) else [details]
         for number, row in enumerate(rows):
             if not isinstance(row, dict) or "tokens_to_confidence" not in row:

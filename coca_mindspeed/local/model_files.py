@@ -20,7 +20,7 @@ from coca_mindspeed.config.checks import download_command
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.prompts import no_chat_template, prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, Problem, raise_problems
+from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
@@ -180,7 +180,7 @@ def check_template_file(path: Path, config: ModelConfig, *, where: str = "model.
     templates = path.glob("*chat_template*.jinja"), path.glob("additional_chat_templates/*.jinja")
     if config.trust_remote_code or not file.is_file() or any(any(found) for found in templates):
         return
-    with suppress(JsonError, UnicodeDecodeError):  # which loading reports
+    with suppress(DataError):  # which loading reports
         if not read_object(file).get("chat_template"):
             raise_problems([no_chat_template(where, path)])
 

@@ -74,7 +74,7 @@ def write_run_report(directory: Path, output: Path, *, closed: BinsClosed = "rig
 
     The same files give the same bytes.  Without matplotlib there are no plots, but the command that installs it.
     """
-    summary = read_object(directory / _SUMMARY)
+    summary = read_object(directory / _SUMMARY, seed=int, method=str, after=dict, questions=dict, seconds=dict)
     after = read_predictions(directory / _AFTER)
     groups = {"after": after}
     if "before" in summary:

@@ -18,7 +18,7 @@ class BestValue:
     def __init__(self, directory: Path, metric: str) -> None:
         self.directory, self._metric = directory, metric
         self._sign = METRIC_SPECS[metric.removeprefix("eval/")].better
-        known = read_object(directory / _FILE)
+        known = read_object(directory / _FILE, metric=str, value=int | float)
         self._best: float = known["value"] if known.get("metric") == metric else -math.inf * self._sign
 
     def improves(self, metrics: Mapping[str, float]) -> bool:

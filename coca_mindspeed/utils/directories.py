@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import fsync_directory, put_in_place
-from coca_mindspeed.utils.json_files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json, write_json_lines
 from coca_mindspeed.utils.progress import StepProgress
 from coca_mindspeed.utils.text_formats import first_difference
 
@@ -228,7 +228,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
     """Whether ``directory`` holds results of these settings; ConfigError if it holds other results or files."""
     path = directory / "settings.json"
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_object(path)
         if (found := first_difference(before, settings)) is not None:
             name, then, now = found
             raise ConfigError(

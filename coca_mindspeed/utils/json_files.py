@@ -5,9 +5,10 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, show_value
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.text_formats import JsonError, line_bound, numbered_lines, open_bytes, parse_json
 
@@ -69,10 +70,27 @@ def read_json_lines(path: Path, *, surrogates: bool = True, hint: str = "") -> I
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file; empty without file or object.  Raises JsonError and UnicodeDecodeError."""
-    content = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}
+def read_object(path: Path, **required: type | UnionType) -> dict[str, Any]:
+    """The JSON object of a file; empty without the file.
+
+    ``required`` are the keys that an object must have, with the types of their values.  Raises DataError if the file
+    cannot be read, or holds anything else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, JsonError) as error:
+        raise DataError(f"{path}: expected a JSON object: {error}; restore the file") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a JSON object, found {type(content).__name__}; restore the file")
+    for name, kind in required.items():
+        if not isinstance(value := content.get(name), kind) or isinstance(value, bool):
+            kinds = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise DataError(f"{path}: {name}: expected {kinds}, found {show_value(value)}; restore the file")
+    return content
 
 
 def cut_back(path: Path, step: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -10,9 +11,10 @@ from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.local.inputs import trained_prompt
-from coca_mindspeed.utils.directories import write_marker
+from coca_mindspeed.utils.directories import check_directory, write_marker
 from coca_mindspeed.utils.json_files import write_json
 
 
@@ -107,3 +109,22 @@ def test_an_unfinished_run_is_refused(finished, tmp_path, capsys, missing):
     assert main(["export", str(run), "--output", str(tmp_path / "out"), "--card"]) == 1
     assert missing.split("/")[0] in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", ['{"after": ', "[]", '{"after": [], "questions": {}}', "\udcff"])
+@pytest.mark.parametrize("command", ["report", "export --card", "export --card --best"])
+def test_a_damaged_file_of_a_run_is_named(finished_demo, tmp_path, capsys, command, content):
+    run = shutil.copytree(finished_demo, tmp_path / "run")
+    damaged = run / ("best_model/best.json" if "--best" in command else "summary.json")
+    damaged.parent.mkdir(exist_ok=True)
+    damaged.write_text(content, encoding="utf-8", errors="surrogateescape")
+    name, *options = command.split()
+    output = [] if name == "report" else ["--output", str(tmp_path / "out")]
+    assert main([name, str(run), *output, *options]) == 1
+    assert f"{damaged}: " in capsys.readouterr().err
+
+
+def test_the_settings_of_collected_results_are_damaged(tmp_path):
+    (tmp_path / "settings.json").write_text("[]")
+    with pytest.raises(DataError, match=r"settings\.json: expected a JSON object, found list"):
+        check_directory(tmp_path, {"model": "m"})
