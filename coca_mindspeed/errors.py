@@ -22,7 +22,7 @@ _CODES_OF_DATACLASSES = {"unexpected_keyword_argument": UNKNOWN_KEY, "dataclass_
 _LONGEST_VALUE = 200  # characters of a value in a message
 
 
-def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], similarity: float = 0.6) -> str:
     """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string.
 
     Of dotted names the last part is compared, of options the name without dashes; all names that share the nearest one
@@ -30,7 +30,7 @@ def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> st
     is ``lr``.
     """
     names: dict[str, list[str]] = {}
-    for each in known:
+    for each in candidates:
         names.setdefault(str(each).rpartition(".")[2].lstrip("-"), []).append(str(each))
     name = name.lstrip("-")
     same = [last for last in names if last in (name, _initials(name)) or _initials(last) == name]
@@ -41,8 +41,8 @@ def did_you_mean(name: str, known: Iterable[str], similarity: float = 0.6) -> st
     return f", did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def _similarity(known: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, known, name).ratio()
+def _similarity(candidate: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, candidate, name).ratio()
 
 
 def _initials(name: str) -> str | None:
@@ -106,14 +106,14 @@ def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[P
 
     The first problem of a key is kept.
     """
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for group in groups:
         for check in group:
             for problem in check(subject):
-                found.setdefault(problem.key, problem)
-        if found:
+                problems.setdefault(problem.key, problem)
+        if problems:
             break
-    return list(found.values())
+    return list(problems.values())
 
 
 def raise_problems(problems: Collection[Problem], title: str = "") -> None:

@@ -196,9 +196,9 @@ def read_threshold(model: str, served: str, *, allowed: bool = True) -> float | 
     return threshold
 
 
-def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]], known: Sequence[str] = ()) -> None:
+def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]], handled: Sequence[str] = ()) -> None:
     for name, value in (body.model_extra or {}).items():
-        if value is not None and name not in (*_IGNORED, *known) and value not in neutral.get(name, ()):
+        if value is not None and name not in (*_IGNORED, *handled) and value not in neutral.get(name, ()):
             reason = _REASONS.get(name, "")
             message = f"parameter {where + name!r} is not supported here with this value{reason and f': {reason}'}"
             raise ApiError(400, message, param=where + name, code="unsupported_parameter")

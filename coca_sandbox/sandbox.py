@@ -241,15 +241,15 @@ class Sandbox:
 
 def _messages(output: bytes, token: str) -> list[dict[str, Any]]:
     """The output lines with the token, which only the harness can write."""
-    found = []
+    messages = []
     for line in output.splitlines():
         try:
             message = json.loads(line)
             if secrets.compare_digest(message.pop("token"), token):
-                found.append(message)
+                messages.append(message)
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return messages
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -200,10 +200,10 @@ def _tag_in_window(
     columns = window.shape[1]
     row, count = token // columns, token % columns + 1
     reduce = "amin" if side == "first" else "amax"
-    found = torch.zeros_like(lengths).scatter_reduce(0, row, count, reduce, include_self=False)
+    position = torch.zeros_like(lengths).scatter_reduce(0, row, count, reduce, include_self=False)
     if side == "last":
-        found = torch.where(found > 0, found + (lengths - (columns - 1)).clamp(min=0), found)
-    return found
+        position = torch.where(position > 0, position + (lengths - (columns - 1)).clamp(min=0), position)
+    return position
 
 
 def _check_responses(token_ids: Tensor, lengths: Tensor, token_text: TokenText) -> None:

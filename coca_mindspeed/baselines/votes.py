@@ -107,12 +107,12 @@ def _calls(code: str, entry_point: str | None) -> list[str]:
     """
     called = {entry_point, "candidate"} if entry_point else undefined(code).called
     asserts = [node.test for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Assert)]
-    found: dict[str, None] = {}
+    calls: dict[str, None] = {}
     for node in (node for test in asserts for node in ast.walk(test)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called and _plain(node):
             call = ast.Call(ast.Name(entry_point or node.func.id, ast.Load()), node.args, node.keywords)
-            found[ast.unparse(call)] = None
-    return list(found)
+            calls[ast.unparse(call)] = None
+    return list(calls)
 
 
 def _plain(call: ast.Call) -> bool:

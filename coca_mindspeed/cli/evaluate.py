@@ -219,8 +219,8 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
     return values, markdown_table(["run", "data", "n", *(METRIC_SPECS[m].label for m in HEADLINE_METRICS)], rows)
 
 
-def _difference(found: PairedDifference, metric: str) -> str:
-    if (interval := found.intervals.get(metric)) is None:
+def _difference(difference: PairedDifference, metric: str) -> str:
+    if (interval := difference.intervals.get(metric)) is None:
         return UNDEFINED
     bounds = show_range(metric, interval.low, interval.high, signed=True) or UNDEFINED
     return f"{show(metric, interval.estimate, signed=True)} ({bounds})"

@@ -75,7 +75,7 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     name = arguments.grader or "auto"
     with closing(build_grader(name, arguments.grader_options)) as grader:
-        found = read_responses(
+        predictions = read_responses(
             path,
             arguments.gold,
             grader,
@@ -86,10 +86,10 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             tokenizer=tokenizer,
             warn=_warn,
         )
-    hinted = arguments.position is None and _hint_at_position(found)
-    if not hinted and all(p.confidence is None for p in found):
-        _warn_of_no_confidence(path, arguments.columns, len(found))
-    return found
+    hinted = arguments.position is None and _hint_at_position(predictions)
+    if not hinted and all(p.confidence is None for p in predictions):
+        _warn_of_no_confidence(path, arguments.columns, len(predictions))
+    return predictions
 
 
 def _hint_at_position(predictions: Sequence[Prediction]) -> bool:
@@ -97,9 +97,9 @@ def _hint_at_position(predictions: Sequence[Prediction]) -> bool:
     unread = [p for p in predictions if p.confidence is None]
     parse = ResponseParser("last")
     behind = sum(parse(p.response).confidence is not None for p in unread)
-    if found := 2 * behind > len(predictions):
+    if hinted := 2 * behind > len(predictions):
         _warn(f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last")
-    return found
+    return hinted
 
 
 def _warn_of_no_confidence(path: Path, columns: Mapping[str, str] | None, count: int) -> None:

@@ -104,19 +104,19 @@ class QuestionCounts:
 
     def warnings(self, train_key: str, train: Any, key: str, evaluate: Any) -> tuple[Problem, ...]:
         """Return the warnings of these counts, as problems of the keys of both sets and their values."""
-        found = []
+        problems = []
         if self.times >= _OFTEN:
             reason = f"each of its {self.train:,} different questions is asked {self.times:.0f} times on average"
             fix = (
                 f"use more questions or fewer steps: from about {_OFTEN} times on, a model may learn the answers by "
                 "heart, and its confidence fails on new questions (docs/troubleshooting.md, new questions)"
             )
-            found.append(Problem("questions-repeated", train_key, train, reason, fix))
+            problems.append(Problem("questions-repeated", train_key, train, reason, fix))
         if self.shared:
             reason = f"{self.shared:,} of its {self.held_out:,} different questions are also in {train_key}"
             fix = "remove them: on questions that are trained on, metrics do not show what holds on new ones"
-            found.append(Problem("questions-shared", key, evaluate, reason, fix))
-        return tuple(found)
+            problems.append(Problem("questions-shared", key, evaluate, reason, fix))
+        return tuple(problems)
 
 
 def question_rows(counts: QuestionCounts | None) -> Iterator[Row]:

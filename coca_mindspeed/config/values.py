@@ -85,11 +85,11 @@ def facts_of(schema: Section, inherited: KeyFacts = _DEFAULT, above: str = "") -
     return facts
 
 
-def fact_of(known: Mapping[str, KeyFacts], key: str) -> KeyFacts:
+def fact_of(facts: Mapping[str, KeyFacts], key: str) -> KeyFacts:
     """The facts of a key, or of the nearest section above it: free-form sections and lists have keys of their own."""
-    while key not in known and "." in key:
+    while key not in facts and "." in key:
         key = key.rpartition(".")[0]
-    return known.get(key, _DEFAULT)
+    return facts.get(key, _DEFAULT)
 
 
 def unread_keys(schema: type[BaseModel], engine: Engine) -> dict[str, str]:

@@ -103,16 +103,16 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
         return list(read_records(path))
     source = rows_by_column(columns, place.partition(":")[0] if on_hub else path.stem)
     rows = hub_rows(hub_dataset(place), source.columns) if on_hub else source.rows([path])
-    found: dict[str, str] = {}
+    first_use: dict[str, str] = {}
     records = []
     for row in rows:
         try:
             record = source.record(row, row.number)
         except RowError as error:
             raise DataError(f"{row.where}: {error}") from error
-        if record.id in found:
-            raise DataError(f"{row.where}: id {record.id!r} was already used in {found[record.id]}")
-        found[record.id] = row.where
+        if record.id in first_use:
+            raise DataError(f"{row.where}: id {record.id!r} was already used in {first_use[record.id]}")
+        first_use[record.id] = row.where
         records.append(record)
     return records
 

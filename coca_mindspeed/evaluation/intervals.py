@@ -352,13 +352,13 @@ def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -
     """
     if not np.array_equal(first.question, second.question):
         raise ValueError("paired predictions should be of the same questions, row by row")
-    found = {name: Interval(second.values[name] - first.values[name]) for name in first.values}
+    intervals = {name: Interval(second.values[name] - first.values[name]) for name in first.values}
     for name in MEANS:
         change = second.means[name].minus(first.means[name])
-        found[name] = change.interval(change.variance(first.question), level)
+        intervals[name] = change.interval(change.variance(first.question), level)
     one, other = (estimates.interval("ece", 1 - (1 - level) / 2) for estimates in (first, second))
-    found["ece"] = Interval(found["ece"].estimate, other.low - one.high, other.high - one.low)
-    return found
+    intervals["ece"] = Interval(intervals["ece"].estimate, other.low - one.high, other.high - one.low)
+    return intervals
 
 
 def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95) -> Interval:

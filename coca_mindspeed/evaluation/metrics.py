@@ -381,30 +381,30 @@ def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
     # Pairs in which the wrong answer ranks above the correct one; within a group, half of the pairs.
     misranked = _dot(right, accepted) - _dot(right, accepted_right) - _dot(right, wrong) / 2
     with np.errstate(invalid="ignore"):
-        found = {"auroc": 1 - misranked / (n_right * (n - n_right))}
+        metrics = {"auroc": 1 - misranked / (n_right * (n - n_right))}
     squares = _dot(count, values**2) - 2 * _dot(right, values)  # sum of s^2 - 2 s y
     grouped, base_rate = _dot(right, frequency), n_right / n
-    found |= {
+    metrics |= {
         "brier": (squares + n_right) / n,
         "reliability": (squares + grouped) / n,
         "resolution": grouped / n - base_rate**2,
         "uncertainty": base_rate * (1 - base_rate),
     }
     clipped = np.clip(values, _LOG_EPSILON, 1 - _LOG_EPSILON)
-    found["log_score"] = (_dot(right, -np.log(clipped)) + _dot(wrong, -np.log1p(-clipped))) / n
+    metrics["log_score"] = (_dot(right, -np.log(clipped)) + _dot(wrong, -np.log1p(-clipped))) / n
     # A correct answer at place j is accepted for every k >= j, so it adds 1/j + ... + 1/n = H_n - H_(j-1) to the sum of
     # the accuracies of the k most confident.  In a group that fills places a+1 to b, in random order, the sum of
     # H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the fraction f of them is correct.
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(n) + 1))])
     sums = np.diff(accepted * (harmonic[accepted.astype(np.intp)] - 1), prepend=0.0)
-    found["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
+    metrics["aurc"] = 1 - (harmonic[-1] * n_right - _dot(frequency, sums)) / n
     for name, coverage in COVERAGES.items():
         places = places_of(coverage, n)
-        found[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
+        metrics[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
     count, right, stated = groups.bin_sums()
     gap = np.abs(stated / count - right / count)
-    found |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
-    return {name: float(value) for name, value in found.items()}
+    metrics |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def places_of(coverage: float, n: float) -> int:

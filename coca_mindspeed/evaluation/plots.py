@@ -84,10 +84,10 @@ def plot_text(text: str) -> str:
 @cache
 def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
     """Code points that the fonts of these families can draw."""
-    found: set[int] = set()
+    characters: set[int] = set()
     for family in families:
-        found |= get_font(findfont(FontProperties(family=[family]))).get_charmap().keys()
-    return frozenset(found)
+        characters |= get_font(findfont(FontProperties(family=[family]))).get_charmap().keys()
+    return frozenset(characters)
 
 
 def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:

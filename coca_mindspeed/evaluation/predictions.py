@@ -131,23 +131,23 @@ def prediction_from_json(
     for name in row:
         if name not in _FIELDS and (near := did_you_mean(name, absent, _MISSPELLED)):
             raise DataError(f"{where}: unknown field {name!r}{near}; the known ones are {', '.join(_FIELDS)}")
-    known = {name: value for name, value in row.items() if name in _FIELDS}
+    values = {name: value for name, value in row.items() if name in _FIELDS}
     if number is not None:
-        known["id"] = number
-    if _is_integer(known["id"]):
-        known["id"] = str(known["id"])
-    for name in known.keys() & {"response", "gold"}:
+        values["id"] = number
+    if _is_integer(values["id"]):
+        values["id"] = str(values["id"])
+    for name in values.keys() & {"response", "gold"}:
         with suppress(ValueError):  # refused below
-            known[name] = scalar_text(known[name])
-    if isinstance(known["correct"], int | float) and known["correct"] in (0, 1):
-        known["correct"] = bool(known["correct"])
-    for name, value in known.items():
+            values[name] = scalar_text(values[name])
+    if isinstance(values["correct"], int | float) and values["correct"] in (0, 1):
+        values["correct"] = bool(values["correct"])
+    for name, value in values.items():
         expected, holds = _CHECKS[name]
         if not (holds(value) or (value is None and "null" in expected)):
             fix = _fraction_hint(value) if name in _FRACTIONS else ""
             raise DataError(f"{where}: field {name!r} should be {expected}, found {value!r:.80}{fix}")
-    confidence = known["confidence"]
-    return Prediction(**{**_ABSENT, **known, "confidence": None if confidence is None else float(confidence)})
+    confidence = values["confidence"]
+    return Prediction(**{**_ABSENT, **values, "confidence": None if confidence is None else float(confidence)})
 
 
 def _fraction_hint(value: Any) -> str:

@@ -123,7 +123,7 @@ def summary_table(board: Scoreboard) -> str:
 
 def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
     """Run and data set -> why its confidence is not shown to separate right from wrong answers; without the others."""
-    found = {}
+    unusable = {}
     for run, column in product(board.runs, board.columns):
         if column.is_average or not (count := board.count(run.label, column)):
             continue
@@ -134,8 +134,8 @@ def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
             bounds = show_range("auroc", interval.low, interval.high)
             reasons.append(f"the 95% interval of AUROC, {bounds}, is not above 0.5" if bounds else "AUROC is undefined")
         if reasons:
-            found[run.label, column.name] = " and ".join(reasons)
-    return found
+            unusable[run.label, column.name] = " and ".join(reasons)
+    return unusable
 
 
 def not_shown_usable(board: Scoreboard) -> str:
@@ -259,7 +259,7 @@ _MARKUP = re.compile(r"[\\`*<&~\[\]]|(?<!\w)_+|_+(?!\w)")
 
 def plain_text(text: str) -> str:
     """Return text as one line of Markdown without markup; table cells also need their bars escaped."""
-    return _MARKUP.sub(lambda found: "".join(f"\\{character}" for character in found[0]), one_line(text))
+    return _MARKUP.sub(lambda markup: "".join(f"\\{character}" for character in markup[0]), one_line(text))
 
 
 def inline_code(text: str) -> str:

@@ -97,12 +97,12 @@ class CodeGrader(TalliedGrader):
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
         """Digests of each program's result on each input; ``GradingError`` if a program could not be run."""
-        found = []
+        results = []
         for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
             if report.outcome == Outcome.UNGRADABLE.value:
                 raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
-            found.append(report.outputs or (None,))
-        return found
+            results.append(report.outputs or (None,))
+        return results
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

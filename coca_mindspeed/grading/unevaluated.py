@@ -126,12 +126,12 @@ def _tokens(text: str) -> list[str]:
 
 def reject_unevaluated(records: Sequence[Record], answers: Sequence[str], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts for training: a right math answer is wrong if :func:`why_unevaluated` gives a reason."""
-    found = []
+    judged = []
     for record, answer, verdict in zip(records, answers, verdicts, strict=True):
         named = record.metadata.get("grader")
         is_math = record.category == "math" if named is None else named == "math"
         if verdict.correct and not verdict.final and is_math:
             problem = why_unevaluated(record.question, record.answer, answer)
             verdict = Verdict(Outcome.WRONG, problem, verdict.seconds) if problem else verdict
-        found.append(verdict)
-    return found
+        judged.append(verdict)
+    return judged

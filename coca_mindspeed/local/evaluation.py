@@ -87,9 +87,9 @@ class HeldOut:
         if not self.final_records:
             return []
         if path.exists() and (keep or trained):
-            known = read_predictions(path)
-            if trained or len(known) == len(self._repeated(self.final_records)):
-                return known
+            stored = read_predictions(path)
+            if trained or len(stored) == len(self._repeated(self.final_records)):
+                return stored
         if trained:
             return []
         with interruptible("stopped before the training; a warmed-up model is saved; --resume continues"):

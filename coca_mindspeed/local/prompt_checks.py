@@ -48,7 +48,7 @@ def check_answers(tokenizer: Any, inputs: RunInputs) -> Problem | None:
     found = list(_longer(tokenizer, asked, [record.answer for record in asked], longest))
     if not found:
         return None
-    record, length = max(found, key=lambda each: each[1])
+    record, length = max(found, key=lambda pair: pair[1])
     reason = f"{len(found):,} gold answers have more tokens, {record.name} {length:,}"
     fix = f"set it to {length} or more besides the tokens of the confidence, or remove these records"
     return Problem("long-answers", "rollout.max_new_tokens", longest, reason, fix)

@@ -203,36 +203,36 @@ def remove_leftovers(output: Path) -> None:
                 path.unlink()
 
 
-def check_space(config: RunConfig, found: RunState, model: Path | None) -> None:
+def check_space(config: RunConfig, state: RunState, model: Path | None) -> None:
     """Refuse a run whose checkpoints and models do not fit on the disk; ``model`` is its directory (None: built-in)."""
     shapes = TINY_MODEL if model is None else weight_shapes(model)
-    there = len(list_checkpoints(found.path / "checkpoints"))
-    done, total, interval = found.newest.step if found.newest else 0, config.total_steps, config.checkpoint.interval
+    there = len(list_checkpoints(state.path / "checkpoints"))
+    done, total, interval = state.newest.step if state.newest else 0, config.total_steps, config.checkpoint.interval
     written = -(-total // interval) - done // interval if interval else 1
     # A new checkpoint is written before the oldest is removed.
     more = min(written, max(0, config.checkpoint.keep + 1 - there)) if done < total else 0
     size = sum(trained_bytes(shapes, config.model.lora, config.optimizer.name))
     # The trained model, the best one and its successor, and the export of a warm-up that is not done.
-    warm_up = config.warm_up.records is not None and not (found.path / WARMED_UP).exists()
+    warm_up = config.warm_up.records is not None and not (state.path / WARMED_UP).exists()
     models = 1 + 2 * (config.checkpoint.best is not None) + warm_up
     exported = FLOAT32 * sum(map(math.prod, shapes.values()))
-    free, needed = shutil.disk_usage(nearest_directory(found.path)).free, more * size + models * exported
+    free, needed = shutil.disk_usage(nearest_directory(state.path)).free, more * size + models * exported
     if free < needed:
         reason = (
             f"{free / _MIB:,.0f} MiB are free, about {needed / _MIB:,.0f} MiB are needed for {more} more checkpoint(s) "
             f"of {size / _MIB:,.0f} MiB at once and {models} model(s) of {exported / _MIB:,.0f} MiB"
         )
         fix = "make room, choose a directory on another disk, or keep fewer checkpoints (checkpoint.keep=1)"
-        raise_problems([Problem("disk", "--output", found.path, reason, fix)])
+        raise_problems([Problem("disk", "--output", state.path, reason, fix)])
 
 
 def write_settings(
-    found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt: TrainedPrompt, prompt_sha256: str
+    state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt: TrainedPrompt, prompt_sha256: str
 ) -> None:
     """Write marker, settings and prompt of a run that begins; files of another run without steps are removed."""
-    path, marker = found.path, found.marker
+    path, marker = state.path, state.marker
     try:
-        if marker and not found.has_steps and not _creates_the_same(found, config, data):
+        if marker and not state.has_steps and not _creates_the_same(state, config, data):
             remove_entries(path, _KIND, ENTRIES)
             marker = {}
         if not marker:
@@ -246,64 +246,64 @@ def write_settings(
                 "prompt": {"sha256": prompt_sha256, "date": config.model.prompt_date},
             }
             write_marker(path, _KIND, marker)
-        write_atomically(found.config_path, to_yaml(config))
+        write_atomically(state.config_path, to_yaml(config))
         write_json(path / PROMPT_FILE, prompt.model_dump(mode="json"))
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def _creates_the_same(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+def _creates_the_same(state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
     """True if an unfinished start can be reused: same settings, same data."""
-    if found.marker.get("data") != data or not found.config_path.exists():
+    if state.marker.get("data") != data or not state.config_path.exists():
         return False
-    changed = differences(found.saved.model_dump(mode="json"), config.model_dump(mode="json"))
+    changed = differences(state.saved.model_dump(mode="json"), config.model_dump(mode="json"))
     return {fact_of(_FACTS, key).resume for key, _, _ in changed} <= {"free", "memory"}
 
 
-def check_same_settings(found: RunState, config: RunConfig) -> None:
+def check_same_settings(state: RunState, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
     free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
     checks.check_resumed_settings(
-        found.saved.model_dump(mode="json"),
+        state.saved.model_dump(mode="json"),
         config.model_dump(mode="json"),
-        where=found.config_path,
+        where=state.config_path,
         fix=f"only {', '.join(named)} may change when a run is resumed",
         may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
     )
 
 
-def check_same_data(found: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same_data(state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for a length or records that would have changed the steps already taken."""
-    _check_same_length(found, config)
+    _check_same_length(state, config)
     for name, digest in data.items():
-        before = found.marker.get("data", {}).get(name)
+        before = state.marker.get("data", {}).get(name)
         if before != digest:
             then = "none" if before is None else f"{before['records']} records, SHA-256 {before['sha256'][:12]}"
             raise ConfigError(
-                f"--output {found.path}: the records of data.{name} differ from those of the run to resume: {then} "
+                f"--output {state.path}: the records of data.{name} differ from those of the run to resume: {then} "
                 f"then, {digest['records']} records, SHA-256 {digest['sha256'][:12]} now; restore the file, or start a "
                 "new run"
             )
 
 
-def check_same_prompt(found: RunState, prompt_sha256: str) -> None:
+def check_same_prompt(state: RunState, prompt_sha256: str) -> None:
     """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
-    before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
+    before = state.marker.get("prompt", {}).get("sha256", prompt_sha256)
     if before != prompt_sha256:
         raise ConfigError(
-            f"--output {found.path}: the chat template renders the first question differently from the run to resume "
+            f"--output {state.path}: the chat template renders the first question differently from the run to resume "
             f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); restore the tokenizer's files and the release of "
             "transformers, or start a new run"
         )
 
 
-def starting_model(config: RunConfig, found: RunState) -> tuple[Path | None, str]:
+def starting_model(config: RunConfig, state: RunState) -> tuple[Path | None, str]:
     """The model that the run starts from (None: the built-in one), and its name in messages."""
-    if found.newest is not None and config.model.lora.rank is None:
-        return found.newest.model, "checkpoint"
-    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / WARMED_UP, "warm start"  # the adapters' base
+    if state.newest is not None and config.model.lora.rank is None:
+        return state.newest.model, "checkpoint"
+    if state.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+        return state.path / WARMED_UP, "warm start"  # the adapters' base
     return None if config.model.path is None else Path(config.model.path), "model.path"
 
 
@@ -312,24 +312,24 @@ def with_model(config: RunConfig, **changes: str) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def with_stored(config: RunConfig, found: RunState) -> RunConfig:
+def with_stored(config: RunConfig, state: RunState) -> RunConfig:
     """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
-    if not found.config_path.exists():
+    if not state.config_path.exists():
         return config
-    saved, name, changes = found.saved.model, config.model.path or "", {}
+    saved, name, changes = state.saved.model, config.model.path or "", {}
     if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:
         changes["path"] = saved.path
     if config.model.compute_dtype == "auto":
         changes["compute_dtype"] = saved.compute_dtype
-    if config.model.prompt_date is None and (day := found.marker.get("prompt", {}).get("date")) is not None:
+    if config.model.prompt_date is None and (day := state.marker.get("prompt", {}).get("date")) is not None:
         changes["prompt_date"] = day
     return with_model(config, **changes)
 
 
-def _check_same_length(found: RunState, config: RunConfig) -> None:
+def _check_same_length(state: RunState, config: RunConfig) -> None:
     """Refuse another number of steps if a step already taken had another stage or learning rate."""
-    before, now = found.saved.trainer.steps, config.trainer.steps
-    for step in range(found.newest.step if found.newest else 0):
+    before, now = state.saved.trainer.steps, config.trainer.steps
+    for step in range(state.newest.step if state.newest else 0):
         was, would = ((step // n, learning_rate(config.optimizer, step % n, n)) for n in (before, now))
         if was != would:
             raise ConfigError(

@@ -199,13 +199,13 @@ class StaticDecoder:
     @contextmanager
     def _cast_weights(self) -> Iterator[None]:
         """Let the linear layers use their weights in bfloat16."""
-        own: list[Any] = [module.weight for module in self._linear]
+        weights: list[Any] = [module.weight for module in self._linear]
         try:
             for module, weight in zip(self._linear, self._cast, strict=True):
                 module._parameters["weight"] = cast(torch.nn.Parameter, weight)
             yield
         finally:
-            for module, weight in zip(self._linear, own, strict=True):
+            for module, weight in zip(self._linear, weights, strict=True):
                 module._parameters["weight"] = weight
 
 

@@ -111,7 +111,7 @@ def start_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         _mean(rows, f"group/no_{segment}_variance_share") for segment in ("confidence", "answer", "confidence_after")
     ]
     defined = [share for share in rewards if not math.isnan(share)]
-    found = {
+    conditions = {
         "invalid": (_mean(rows, "rollout/invalid_share") == 1, "no response states a valid confidence"),
         "ungradable": (_mean(rows, "grading/ungradable_share") == 1, "no answer could be graded (reasons in samples/)"),
         "cut_off": (
@@ -124,7 +124,7 @@ def start_problems(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         ),
         "no_gradient": (_mean(rows, "actor/grad_norm") == 0, "the gradient is 0: nothing is trained"),
     }
-    problems = {code: text for code, (holds, text) in found.items() if holds}
+    problems = {code: text for code, (holds, text) in conditions.items() if holds}
     return problems | gap_of_log_probs(rows)
 
 
@@ -180,22 +180,24 @@ def gap_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if last is None or (held_out := Gap.of([rows[last]], HELD_OUT)) is None:
         return {}
     recent = rows[max(0, last + 1 - NO_SIGNAL_STEPS) : last + 1]
-    found = []
+    differences = []
     for name, title in ((FIRST_SIGHT, "at first sight"), (REPEATED, "asked before")):
         if (gap := Gap.of(recent, name)) is not None:
             difference = held_out.difference - gap.difference
             half = Z95 * math.hypot(held_out.error, gap.error)
             if abs(difference) - half > _GAP:
                 interval = f"{difference - half:+.2f} to {difference + half:+.2f}"
-                found.append(f"{gap.difference:+.2f} on questions {title} (difference {difference:+.2f}, {interval})")
-    if not found:
+                differences.append(
+                    f"{gap.difference:+.2f} on questions {title} (difference {difference:+.2f}, {interval})"
+                )
+    if not differences:
         return {}
     times = [row[TIMES_ASKED] for row in recent if _known(row.get(TIMES_ASKED))]
     asked = f"; this run has asked a question {times[-1]:.1f} times on average" if times else ""
     return {
         "held_out_gap": "the confidence does not hold on new questions: stated minus right is "
-        f"{held_out.difference:+.2f} on held-out questions and {' and '.join(found)} in the rollout{asked}; train on "
-        "more different questions, or fit a calibration map"
+        f"{held_out.difference:+.2f} on held-out questions and {' and '.join(differences)} in the rollout{asked}; "
+        "train on more different questions, or fit a calibration map"
     }
 
 

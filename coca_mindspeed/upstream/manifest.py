@@ -121,26 +121,26 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class HookCheck:
-    """A hook looked up in an installation; ``found`` is its fingerprint there, or why there is none."""
+    """A hook looked up in an installation; ``fingerprint`` is the one there, or why there is none."""
 
     hook: Hook
-    found: str
+    fingerprint: str
 
     @property
     def matches(self) -> bool:
-        return self.found == self.hook.sha256
+        return self.fingerprint == self.hook.sha256
 
     @property
     def refused(self) -> bool:
         """Whether a contract differs, or a definition is missing."""
-        return not self.matches and (self.hook.severity == "contract" or len(self.found) != 64)
+        return not self.matches and (self.hook.severity == "contract" or len(self.fingerprint) != 64)
 
     @property
     def difference(self) -> str:
         """Both fingerprints, or why there is none."""
-        if len(self.found) != 64:
-            return self.found
-        return f"expected {self.hook.sha256[:12]}, found {self.found[:12]}"
+        if len(self.fingerprint) != 64:
+            return self.fingerprint
+        return f"expected {self.hook.sha256[:12]}, found {self.fingerprint[:12]}"
 
 
 def manifest_directory() -> Path:
@@ -218,10 +218,10 @@ def matching_manifest(
     Hooks of another training engine than ``engine`` are left out; None: none are.  Raises ManifestError if there is no
     such manifest; the message names the closest release and each target that differs.
     """
-    known = load_manifests(package=package) if manifests is None else list(manifests)
-    if not known:
+    supported = load_manifests(package=package) if manifests is None else list(manifests)
+    if not supported:
         raise ManifestError(f"no manifest found in {manifest_directory()}")
-    manifest, examined = closest_manifest(known, root)
+    manifest, examined = closest_manifest(supported, root)
     findings = [finding for finding in examined if engine is None or finding.hook.engine in (None, engine)]
     differing = [finding for finding in findings if not finding.matches]
     if any(finding.refused for finding in differing):
@@ -229,7 +229,7 @@ def matching_manifest(
             f"the {PROGRAMS[package]} at {root} is not a supported one: {len(differing)} of {len(findings)} "
             f"hooked definitions differ from release {manifest.release}, the closest: "
             + "; ".join(f"{f.hook.target} ({f.difference}{'' if f.refused else '; a warning only'})" for f in differing)
-            + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in known)}. Take one of "
+            + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in supported)}. Take one of "
             "them unedited, or write a manifest for yours (coca-mindspeed patches fingerprint; docs/port.md)"
         )
     if differing:
@@ -249,7 +249,7 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
     hooks = [
         {
             name: value
-            for name, value in {**asdict(finding.hook), "sha256": finding.found}.items()
+            for name, value in {**asdict(finding.hook), "sha256": finding.fingerprint}.items()
             if value not in (None, "contract")
         }
         for finding in examine(manifest, root)

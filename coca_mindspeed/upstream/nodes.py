@@ -87,9 +87,9 @@ def _is_ip_address(text: str) -> bool:
     return True
 
 
-def _require(code: str, key: str, found: str | None, holds: bool, expected: str) -> None:
+def _require(code: str, key: str, value: str | None, holds: bool, expected: str) -> None:
     if not holds:
-        problem = Problem(code, key, found, f"expected {expected}")
+        problem = Problem(code, key, value, f"expected {expected}")
         raise UsageError(str(problem), [problem])
 
 

@@ -115,19 +115,19 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def same_result(found: Any, expected: Any) -> bool:
-    if isinstance(found, float) and isinstance(expected, int | float) and not isinstance(expected, bool):
-        return found == expected or _close(found, expected)
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same_result, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same_result(found[key], expected[key]) for key in found)
+def same_result(result: Any, expected: Any) -> bool:
+    if isinstance(result, float) and isinstance(expected, int | float) and not isinstance(expected, bool):
+        return result == expected or _close(result, expected)
+    if isinstance(result, list) and isinstance(expected, list):
+        return len(result) == len(expected) and all(map(same_result, result, expected))
+    if isinstance(result, dict) and isinstance(expected, dict):
+        return result.keys() == expected.keys() and all(same_result(result[key], expected[key]) for key in result)
     # 1 is not True here.
-    return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
+    return isinstance(result, bool) == isinstance(expected, bool) and bool(result == expected)
 
 
-def _close(found: float, expected: float) -> bool:
-    return math.isclose(found, expected, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+def _close(result: float, expected: float) -> bool:
+    return math.isclose(result, expected, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
 
 
 class ScriptRun(NamedTuple):
@@ -238,18 +238,18 @@ def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
     return None
 
 
-def same_output(found: str, expected: str) -> bool:
+def same_output(output: str, expected: str) -> bool:
     """Whether the words are equal; decimals, if expected, may differ by one part in a million."""
-    found_words, expected_words = found.split(), expected.split()
+    found_words, expected_words = output.split(), expected.split()
     return len(found_words) == len(expected_words) and all(map(_same_word, found_words, expected_words))
 
 
-def _same_word(found: str, expected: str) -> bool:
-    if found == expected:
+def _same_word(output: str, expected: str) -> bool:
+    if output == expected:
         return True
-    if "." not in expected or not (_DECIMAL.fullmatch(found) and _DECIMAL.fullmatch(expected)):
+    if "." not in expected or not (_DECIMAL.fullmatch(output) and _DECIMAL.fullmatch(expected)):
         return False
-    return _close(float(found), float(expected))
+    return _close(float(output), float(expected))
 
 
 def collect(job: dict[str, Any]) -> Any:
@@ -266,32 +266,32 @@ def collect(job: dict[str, Any]) -> Any:
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:
     inputs = [case["stdin"] for case in job["inputs"]]
-    found: list[str | None] = []
+    outcomes: list[str | None] = []
     for run in _runs(job, inputs, [""] * len(inputs)):
         if isinstance(run, JobError):
             if run.outcome != WRONG:
                 raise run
-            found.append(None)
+            outcomes.append(None)
         elif run.exit_code:  # without the message of the error
-            found.append(json.dumps(["fails", run.exit_code, run.error.partition(": ")[0]]))
+            outcomes.append(json.dumps(["fails", run.exit_code, run.error.partition(": ")[0]]))
         else:
-            found.append(json.dumps(["prints", *run.output.decode("utf-8", "replace").split()]))
-    return found
+            outcomes.append(json.dumps(["prints", *run.output.decode("utf-8", "replace").split()]))
+    return outcomes
 
 
 def _of_functions(job: dict[str, Any]) -> list[str | None]:
     calls = [_call(case) for case in job["inputs"]]
-    found: list[str | None] = []
+    outcomes: list[str | None] = []
     try:
         with remote.RemoteProgram(job, {name for name, _, _ in calls}) as program:
             for call in calls:
-                found.append(_result(program, *call, tuples_are_lists=job["tuples_are_lists"]))
+                outcomes.append(_result(program, *call, tuples_are_lists=job["tuples_are_lists"]))
     except remote.LoadError as error:
         return [json.dumps(["raises", _kind(error.__cause__)])] * len(calls)
     except JobError as error:
         if error.outcome != WRONG:
             raise
-    return found + [None] * (len(calls) - len(found))  # after a failure the remaining calls have no result
+    return outcomes + [None] * (len(calls) - len(outcomes))  # after a failure the remaining calls have no result
 
 
 def _result(

@@ -68,16 +68,16 @@ def undefined(tests: str, given: Collection[str] = (), entry_point: str | None =
 def imported(tests: str) -> frozenset[str]:
     """Top-level modules that test code imports, except in a ``try``, which may do without. Raises ``SyntaxError``."""
     nodes: list[ast.AST] = [ast.parse(tests)]
-    found: set[str] = set()
+    packages: set[str] = set()
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
+            packages.update(alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+            packages.add(node.module.partition(".")[0])
         elif not isinstance(node, ast.Try):
             nodes += ast.iter_child_nodes(node)
-    return frozenset(found)
+    return frozenset(packages)
 
 
 def is_dunder(name: str) -> bool:

@@ -286,14 +286,14 @@ def descendants(root: int) -> list[int]:
     """The process and all its descendants; all processes of the namespace if it is the first one."""
     if root == 1:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
-    found, pending = [], [root]
+    processes, pending = [], [root]
     while pending:
         process = pending.pop()
-        found.append(process)
+        processes.append(process)
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
                 pending += map(int, _read(f"/proc/{process}/task/{thread}/children").split())
-    return found
+    return processes
 
 
 def _read(path: str) -> bytes:

@@ -191,8 +191,8 @@ class Remote:
         return iter(self._checked("iterate", list))
 
     def _checked(self, operation: str, kind: type) -> Any:
-        found = self._request(operation)
-        if type(found) is not kind:
+        reply = self._request(operation)
+        if type(reply) is not kind:
             program = object.__getattribute__(self, "_program")
             raise program.fails(_INVALID)
-        return found
+        return reply

@@ -137,9 +137,9 @@ def _stated(text: str) -> str | None:
     text = _CONFIDENCE.sub("", text)
     masked = _masked(text)
     options = _OPTION_B.search(masked)
-    found = [match.end() for match in _OPENING.finditer(masked) if not (match["option"] and options)]
-    if found:
-        start = found[-1] + len(masked[found[-1] :]) - len(masked[found[-1] :].lstrip(_MARKUP + ">"))
+    openings = [match.end() for match in _OPENING.finditer(masked) if not (match["option"] and options)]
+    if openings:
+        start = openings[-1] + len(masked[openings[-1] :]) - len(masked[openings[-1] :].lstrip(_MARKUP + ">"))
     elif len(text) <= _MAX_WORDS and is_words(text.strip()) and not re.search(r"\d|\b(?:is|are)\b", text):
         return text.strip()
     else:
@@ -153,7 +153,7 @@ def _stated(text: str) -> str | None:
         return None
     sentence = text[start : min(end, start + _MAX_SENTENCE)].strip(_MARKUP)
     words = plain_text(sentence)
-    return _value(sentence) or (words if found and is_words(words) and not _STATES.search(words) else None)
+    return _value(sentence) or (words if openings and is_words(words) and not _STATES.search(words) else None)
 
 
 def _value(sentence: str) -> str | None:

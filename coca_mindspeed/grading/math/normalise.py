@@ -194,7 +194,7 @@ class Answer:
 @functools.lru_cache(maxsize=4_096)  # samples of a group share the gold answer, and often their own
 def read_answer(text: str) -> Answer:
     whole = body = one_spelling(text)
-    percent, unit, found = False, None, None
+    percent, unit, split = False, None, None
     based = _IN_BASE.fullmatch(body)
     base = int(based[3] or (_NUMBERS.index(based[4]) if based[4] in _NUMBERS else 0)) if based else 0
     if based and max(map(int, based[2])) < base:
@@ -205,13 +205,13 @@ def read_answer(text: str) -> Answer:
     if sign := _PERCENT.search(body):
         percent, body = True, body[: sign.start()]
     elif not (unit or "").startswith("base"):
-        body, found = _split_unit(body)
+        body, split = _split_unit(body)
     if unit is None:
-        unit = None if found == units.UNNAMED else found
-    elif found and found != units.UNNAMED:
-        if not found.endswith("^-1"):
+        unit = None if split == units.UNNAMED else split
+    elif split and split != units.UNNAMED:
+        if not split.endswith("^-1"):
             return Answer(whole, whole)  # $6 m are six million
-        unit = f"{unit} {found}"
+        unit = f"{unit} {split}"
     name = ""
     if (assigned := _ASSIGNED.fullmatch(body)) and exact_number(assigned[2].strip()) is not None:
         name, body = re.sub(r"^m(?= ?\\angle)|(?<![a-zA-Z]) | (?![a-zA-Z])", "", assigned[1]), assigned[2].strip()

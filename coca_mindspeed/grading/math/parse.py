@@ -94,39 +94,43 @@ def _structure(tokens: list[str]) -> Any:
     if not tokens:
         raise NotMathematicsError("an element is missing")
     for word, sign, operation in ((r"\text{or}", r"\lor", r"\cup"), (r"\text{and}", r"\land", r"\cap")):
-        parts, found = _split(tokens, (word, sign))
-        if found:
+        parts, separators = _split(tokens, (word, sign))
+        if separators:
             items = tuple(_structure(part[:-1] if part[-1:] == [","] else part) for part in parts)
             if all(isinstance(item, Relation) and "=" not in item.signs for item in items):
                 return Group(operation, items)
-            if sign in found:
+            if sign in separators:
                 _check_equations(items, sign)
             return _excluding(items) or _list(items)
-    parts, found = _split(tokens, (",", ";"))
-    if found:
+    parts, separators = _split(tokens, (",", ";"))
+    if separators:
         items = tuple(map(_structure, parts))
         return _excluding(items) or _conditions(items) or _list(items)
-    parts, found = _split(tokens, _RELATIONS)
-    if found == [r"\in"]:
+    parts, separators = _split(tokens, _RELATIONS)
+    if separators == [r"\in"]:
         inside = _structure(parts[1])
         return inside._replace(is_interval=True) if isinstance(inside, Group) else inside
-    if found:
+    if separators:
         name = "".join(parts[0])
         name = name if _NAME.fullmatch(name) else ""
-        if found[-1] == r"\approx" and (len(found) > 1 or not name) and _is_rounded(*map(_structure, parts[-2:])):
+        if (
+            separators[-1] == r"\approx"
+            and (len(separators) > 1 or not name)
+            and _is_rounded(*map(_structure, parts[-2:]))
+        ):
             return _structure(tokens[: -1 - len(parts[-1])])
-        if found == ["="] and (point := _named_point(*parts)):
+        if separators == ["="] and (point := _named_point(*parts)):
             return point
         sides = sympy.S.Zero if name else _structure(parts[0]), *map(_structure, parts[1:])
-        signs = tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in found)
+        signs = tuple({r"\approx": "=", r"\equiv": "="}.get(sign, sign) for sign in separators)
         relation = Relation(signs, sides, name, tuple(parts[0]))
         return (_excluding([relation]) if isinstance(sides[-1], Group) else None) or relation
     for signs in ((":",), (r"\mod",), SET_OPERATIONS):
-        parts, found = _split(tokens, signs)
-        if len(set(found)) > 1:
+        parts, separators = _split(tokens, signs)
+        if len(set(separators)) > 1:
             raise NotMathematicsError("two set operations")
-        if found:
-            return Group(found[0], tuple(map(_structure, parts)))
+        if separators:
+            return Group(separators[0], tuple(map(_structure, parts)))
     return _element(tokens)
 
 
@@ -275,9 +279,9 @@ class _Parser:
         return self._tokens[place] if 0 <= place < len(self._tokens) else ""
 
     def _take(self, *expected: str) -> bool:
-        found = self._next() in expected
-        self.place += found
-        return found
+        taken = self._next() in expected
+        self.place += taken
+        return taken
 
     def _expect(self, token: str) -> None:
         if not self._take(token):

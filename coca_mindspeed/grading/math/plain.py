@@ -42,14 +42,14 @@ def verdict_without_algebra(gold: Answer, answer: Answer) -> Verdict | None:
     if not {wanted_unit, given_unit} & {None, UNNAMED} and wanted_unit != given_unit:
         return Verdict(Outcome.WRONG, f"the unit is {given_unit}, not {wanted_unit}")
     if gold.value is not None and answer.value is not None and "+" not in gold.name:  # x+y=5 is an equation
-        found: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
+        equal: bool | None = same_number(gold, answer) and (gold.name == answer.name or "" in (gold.name, answer.name))
     elif _same_spelling(gold, answer):
-        found = True
+        equal = True
     elif wanted := CHOICE.fullmatch(plain_text(gold.body)):
-        found = _chosen(plain_text(answer.body), wanted[1])
+        equal = _chosen(plain_text(answer.body), wanted[1])
     else:
-        found = _same_words(plain_text(gold.body), plain_text(answer.body), gold.value is not None)
-    return None if found is None and answer.body else Verdict(Outcome.RIGHT if found else Outcome.WRONG)
+        equal = _same_words(plain_text(gold.body), plain_text(answer.body), gold.value is not None)
+    return None if equal is None and answer.body else Verdict(Outcome.RIGHT if equal else Outcome.WRONG)
 
 
 def same_number(gold: Answer, answer: Answer) -> bool:

@@ -114,14 +114,14 @@ def read_unit(words: str, number: Fraction | None, spaced: bool) -> str | None:
     if len(over) > 1 and not _NOT_IN_PRODUCTS.isdisjoint(over):
         return None  # 5 m dollars are millions
     rest = " ".join(text[end:].split()).strip(".")
-    found = " ".join(sorted(unit if power == 1 else f"{unit}^{power}" for unit, power in exponents.items() if power))
-    found = UNNAMED if UNNAMED in exponents else found
+    product = " ".join(sorted(unit if power == 1 else f"{unit}^{power}" for unit, power in exponents.items() if power))
+    product = UNNAMED if UNNAMED in exponents else product
     if end and not rest:
-        return found if upright or _is_plain_unit(found, names, spaced, number is not None) else None
+        return product if upright or _is_plain_unit(product, names, spaced, number is not None) else None
     if number is None or not (upright or spaced):
         return None
     if end and is_remark(rest) and rest.split()[0] in _REMARKS:
-        return found
+        return product
     return _counted(" ".join(text.replace("/", " per ").split()), number)
 
 
