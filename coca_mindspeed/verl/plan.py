@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems, show_value
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.verl.checkpoints import check_length
 from coca_mindspeed.verl.checks import checked_record, verl_problems
@@ -30,23 +30,26 @@ from coca_mindspeed.verl.requirements import (
 )
 from coca_mindspeed.verl.settings import verl_settings
 from coca_mindspeed.verl.upstream_keys import (
+    changed_keys,
     directory_of_verl,
+    keys_without_effect,
     refused_sections,
     unknown_keys,
     unknown_overrides,
 )
 
+_OPTIMIZER = ("betas", "weight_decay", "clip_grad")
 _FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
 
 
-def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a run with Hydra's overrides, as verl does, into plain containers, interpolations resolved.
+def verl_configuration(file: Path, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
+    """Compose a run with Hydra's overrides, as verl does, into plain containers; interpolations are resolved, or stay.
 
     Raises MissingDependencyError without verl; ConfigError if the file cannot be composed, UsageError if only the
     overrides are at fault.
     """
     try:
-        return _compose(file, overrides)
+        return _compose(file, overrides, resolve=resolve)
     except _ERRORS as error:
         try:
             alone = _compose(file, ())
@@ -60,11 +63,11 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 _ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  # ValueError: defaults of wrong types
 
 
-def _compose(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _compose(file: Path, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
     search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *verl_directories()))
     with initialize_config_dir(str(file.resolve().parent), version_base=None):
         composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
-        values = OmegaConf.to_container(composed, resolve=True)
+        values = OmegaConf.to_container(composed, resolve=resolve)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
@@ -76,7 +79,12 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     """
     config = verl_configuration(file, overrides)
     run = VerlRun(config, verl_settings(config))
-    problems = (*unknown_keys(config, overrides), *verl_problems(config, run.settings))
+    written = verl_configuration(file, overrides, resolve=False)
+    problems = (
+        *unknown_keys(config, overrides),
+        *verl_problems(config, run.settings),
+        *keys_without_effect(written, config),
+    )
     title = f"{file.stem} on verl"
     if problems := problems or tuple(refused_sections(config)):  # imports verl
         return Plan(title, (), problems=problems)
@@ -86,7 +94,11 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     if train is not None and steps is not None:
         counts = QuestionCounts.of(train, evaluate or (), steps * run.step_prompts)
     files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)
-    notes = tuple(form_notes(run.settings.method, "coca.method=coca_stable"))
+    changed = (
+        f"verl's own key {key}={show_value(value)}, by default {show_value(default)}"
+        for key, value, default in changed_keys(written, config, "verl")
+    )
+    notes = (*form_notes(run.settings.method, "coca.method=coca_stable"), *changed)
     warnings = (*_warnings(run, steps), *(counts.warnings(*files) if counts else ()))
     asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
     rows = (*_rows(run), *_length_rows(run, steps, asked), *question_rows(counts))
@@ -178,6 +190,9 @@ def _rows(run: VerlRun) -> list[Row]:
     return [
         ("method", f"{method.name}, loss aggregation {method.loss_aggregation}"),
         ("learning rate", f"{value(f'{ACTOR}.optim.lr'):g}"),
+        ("optimizer", ", ".join(f"{name} {value(f'{ACTOR}.optim.{name}')}" for name in _OPTIMIZER)),
+        ("temperature", f"{value(f'{ROLLOUT}.temperature'):g}"),
+        ("order of data", f"shuffled, seed {value('data.seed')}" if value("data.shuffle") else "as in the file"),
         *file_rows({key: path for key in _FILES if isinstance(path := value(key), str)}),
         ("devices", f"{devices} on {nodes} node{'s' * (nodes > 1)}"),
         ("training", f"{engine}, {responses // run.ranks} responses of a step on each rank"),

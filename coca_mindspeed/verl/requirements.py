@@ -416,3 +416,34 @@ SCHEDULE: tuple[Requirement[VerlRun], ...] = (
         when=lambda run: run.value(_STEPS) is not None,
     ),
 )
+
+#: Keys of the tables, and whether verl reads them in a run by the plugin.
+CHECKED: dict[str, str] = {row.key: row.effect for row in (*REQUIREMENTS, *ENGINE, *COUNTS, *BATCHES, *SCHEDULE)}
+#: Keys that a plan shows, or that we read elsewhere, and that may have any value.
+SHOWN = frozenset(
+    (
+        *(f"{ACTOR}.optim.{name}" for name in ("lr", "betas", "weight_decay", "clip_grad")),
+        f"{ROLLOUT}.temperature",
+        f"{ACTOR}.ppo_epochs",
+        f"{ACTOR}.use_dynamic_bsz",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+        f"{ROLLOUT}.n_gpus_per_node",
+        "actor_rollout_ref.model.path",
+        "model_engine",
+        TRAIN_FILES,
+        VAL_FILES,
+        "data.train_max_samples",
+        "data.val_max_samples",
+        "data.seed",
+        "data.shuffle",
+        "data.apply_chat_template_kwargs",
+        "reward.num_workers",
+        "trainer.val_before_train",
+        "trainer.val_only",
+        "trainer.max_actor_ckpt_to_keep",
+        "trainer.checkpoint_callback_class",
+        "trainer.project_name",
+        "trainer.experiment_name",
+        "trainer.logger",
+    )
+)

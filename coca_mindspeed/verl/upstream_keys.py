@@ -1,16 +1,21 @@
 """The keys that verl knows: those of its own configuration, and the fields of the dataclasses of its sections.
 
+``upstream_keys.json`` lists verl's keys, and the place in verl that reads each in a run by the plugin; a key without
+one has no effect (CONTRIBUTING.md).
+
 verl's workers build a section with ``_target_`` as that dataclass after they have been placed: a key that the class
 lacks, or a value that it refuses, would end the run there.
 """
 
 import importlib
 import importlib.util
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +25,38 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import VERLS_OWN
-from coca_mindspeed.errors import ConfigError, Problem, did_you_mean
+from coca_mindspeed.errors import ConfigError, Problem, did_you_mean, show_value
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.text_formats import value_of
-from coca_mindspeed.verl.requirements import ACTOR, ROLLOUT
+from coca_mindspeed.verl.requirements import ACTOR, CHECKED, ROLLOUT, SHOWN
 from coca_mindspeed.verl.settings import NAME
 
-_ENGINES = ("dp", "megatron")
+#: Values of verl's ``model_engine``, which chooses the sections of its configuration.
+ENGINES = ("dp", "megatron")
+SHIPPED = Path(__file__).with_suffix(".json")
+#: Sections that verl reads only for parts that a run by the plugin does not have; a key in them is one of verl's own if
+#: verl reads it elsewhere.
+UNREAD_SECTIONS = {
+    "critic": "there is no critic",
+    "actor_rollout_ref.ref": "there is no reference model",
+    "actor_rollout_ref.actor.policy_loss": "our loss takes the place of verl's",
+    "reward.reward_model": "only the grader decides whether an answer is right",
+    "reward.custom_reward_function": "only the grader decides whether an answer is right",
+    "reward.sandbox_fusion": "the grader code has a sandbox of its own",
+    "reward_model": "verl's trainer reads reward.reward_model",
+    "custom_reward_function": "verl's trainer reads reward.custom_reward_function",
+    "sandbox_fusion": "verl's trainer reads reward.sandbox_fusion",
+    "distillation": "the objective has no teacher",
+    "algorithm.pf_ppo": "our advantages take the place of verl's",
+    "actor_rollout_ref.rollout.multi_turn": "a response is one turn",
+}
+#: Keys that the launch script sets by ``--output`` and ``--resume``.
+SET_BY_LAUNCH = (
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "trainer.resume_mode",
+)
 _TARGET = "_target_"
 _ABSENT = object()
 
@@ -39,16 +69,59 @@ def directory_of_verl() -> Path:
     return Path(folders[0]) / "trainer" / "config"
 
 
+def verls_defaults(engine: Any) -> dict[str, Any]:
+    """Verl's own configuration, with its interpolations as they are written."""
+    with initialize_config_dir(str(directory_of_verl().resolve()), version_base=None):
+        composed = compose(VERLS_OWN, overrides=[f"model_engine={engine if engine in ENGINES else ENGINES[0]}"])
+    defaults: Any = OmegaConf.to_container(composed)
+    return dict(defaults)
+
+
+@cache
+def readers() -> dict[str, str | None]:
+    """Each key of verl's configuration, and the function that reads it; None: nothing does so in our runs."""
+    shipped: dict[str, str | None] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return shipped
+
+
+def class_of(key: str) -> str:
+    """``read`` by us and checked or shown, ``set`` by us, without effect (``none``), or ``verl`` for its own."""
+    if key in SET_BY_LAUNCH:
+        return "set"
+    if key in CHECKED or key in SHOWN:
+        return "none" if key in CHECKED and CHECKED[key] == "none" else "read"
+    return "none" if readers().get(key, "") is None else "verl"
+
+
+def changed_keys(written: Mapping[str, Any], values: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of a class, with value and verl's default, that differ from the default.
+
+    ``written`` is a configuration with its interpolations as they are written, ``values`` the same with their results.
+    """
+    for key, default in leaves(verls_defaults(written.get("model_engine"))):
+        value = value_of(values, key)
+        if value_of(written, key) != default and value != default and class_of(key) == kind:
+            yield key, value, default
+
+
+def keys_without_effect(written: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:
+    """A problem for each key that nothing reads and that has no row among the requirements, but another value."""
+    for key, value, default in changed_keys(written, values, "none"):
+        if key not in CHECKED:
+            sections = (why for section, why in UNREAD_SECTIONS.items() if key.startswith(f"{section}."))
+            reason = next(sections, "nothing in verl reads it in a run by the plugin")
+            yield Problem(
+                "no-effect", key, value, f"must be {show_value(default)} or absent: it has no effect: {reason}"
+            )
+
+
 def unknown_keys(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[Problem]:
     """A problem for each key of a composed configuration that verl does not know.
 
     An override with a plus adds a key to a section that is no dataclass.  Raises ConfigError if a dataclass that has to
     be asked cannot be imported.
     """
-    engine = values.get("model_engine")
-    with initialize_config_dir(str(directory_of_verl().resolve()), version_base=None):
-        composed = compose(VERLS_OWN, overrides=[f"model_engine={engine if engine in _ENGINES else _ENGINES[0]}"])
-    known: Any = OmegaConf.to_container(composed)
+    known = verls_defaults(values.get("model_engine"))
     verls = {key: value for key, value in values.items() if key != NAME}
     for key, value, section in _unknown(verls, known, "", added_keys(overrides)):
         if section is None:
@@ -57,6 +130,15 @@ def unknown_keys(values: Mapping[str, Any], overrides: Sequence[str]) -> Iterato
         else:
             expected = f"must be a field of verl's {section}, which is made of this section{nearest_key(key, values)}"
             yield Problem("unknown-key", key, value, expected, "remove it: verl's workers would refuse it")
+
+
+def leaves(values: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested mappings; an empty mapping is a value, the names of dataclasses are left out."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{under}{name}.")
+        elif name != _TARGET:
+            yield f"{under}{name}", value
 
 
 def added_keys(overrides: Sequence[str]) -> list[str]:

@@ -87,6 +87,7 @@ class RolloutConfig:
     load_format: Any = None
     log_prob_micro_batch_size_per_gpu: Any = None
     log_prob_use_dynamic_bsz: Any = None
+    logprobs_mode: Any = None
     max_model_len: Any = None
     max_num_batched_tokens: Any = None
     max_num_seqs: Any = None
