@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if arguments.form is not None:
             raise UsageError("--form: is for a URL; MODEL's own is used")
-        path, config, trained = local_model(arguments)
+        path, config, trained = local_model(arguments.model, arguments)
         prompt = _prompt(arguments, trained, config.method.training_method)
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device

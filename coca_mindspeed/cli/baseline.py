@@ -1,7 +1,6 @@
 """``coca-mindspeed baseline``: run a baseline of CoCA on any causal LM directory."""
 
 import argparse
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,8 @@ from coca_mindspeed.cli.options import (
 from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
 from coca_mindspeed.config.schema import ModelConfig, RolloutConfig
 from coca_mindspeed.data.prompts import TemplateKeys
-from coca_mindspeed.data.records import Record, read_records, records_digest
+from coca_mindspeed.data.records import Record, records_digest
+from coca_mindspeed.data.registry import read_records_of
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.report import print_metrics, summary_metrics
@@ -30,11 +30,10 @@ from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.prompt_checks import LengthLimits, check_prompts
 from coca_mindspeed.utils.directories import check_directory, check_writable, claim_directory, lock_run
+from coca_mindspeed.utils.files import fingerprint
 
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy
-
-_SLICE = 2**20  # bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,15 +93,15 @@ def run(arguments: argparse.Namespace) -> int:
         if k not in ("output", "quiet", "run", "command")
     }
     check_writable(arguments.output)
-    records = _records(arguments.data, "--data")
-    training = _records(arguments.train, "--train") if arguments.train else []
+    records = read_records_of("--data", arguments.data)
+    training = read_records_of("--train", arguments.train) if arguments.train else []
     needed = ("dataset", "question", "response")
     answers = read_predictions(arguments.answers, needs=needed) if arguments.answers else None
     # Files may have been replaced under the same names.
     settings["content of --data"] = records_digest(records)["sha256"]
     settings["content of --train"] = records_digest(training)["sha256"]
     for option in ("model", "assessor_model", "trained", "answers"):
-        settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
+        settings[f"content of --{option.replace('_', '-')}"] = fingerprint(getattr(arguments, option))
     check_directory(arguments.output, settings)
     if answers is not None:
         answers_in_order(answers, records)
@@ -197,33 +196,6 @@ def _run(
     print_metrics({arguments.name: summary_metrics(predictions)})
     print(f"predictions: {arguments.output / 'predictions.jsonl'}")
     return 0
-
-
-def _fingerprint(path: Path | None) -> str | None:
-    """SHA-256 of names, sizes, and first and last megabytes of a file or a directory's files; None if missing.
-
-    Weights that were trained further differ everywhere, and reading all of them would take long.
-    """
-    if path is None or not path.exists():
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if not file.is_file():
-            continue
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
-        with file.open("rb") as content:
-            digest.update(content.read(_SLICE))
-            content.seek(max(_SLICE, size - _SLICE))
-            digest.update(content.read())
-    return digest.hexdigest()
-
-
-def _records(path: Path, option: str) -> list[Record]:
-    records = list(read_records(path))
-    if not records:
-        raise DataError(f"{option} {path}: holds no records")
-    return records
 
 
 def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple[Path, str]:

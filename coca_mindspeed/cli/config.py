@@ -28,8 +28,9 @@ from coca_mindspeed.utils.console import markdown_table, print_markdown, print_t
 from coca_mindspeed.utils.files import write_atomically
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_name", metavar="RUN", help="a ready-made run (coca-mindspeed config list) or a YAML file")
+def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    named = "a ready-made run (coca-mindspeed config list) or a YAML file"
+    parser.add_argument("run_name", nargs=None if required else "?", metavar="RUN", help=named)
     parser.add_argument(
         "overrides",
         nargs="*",

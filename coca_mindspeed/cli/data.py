@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (_, reader) in FRAMEWORKS.items():
         target = subcommand(targets, name, f"JSON Lines for {reader}, each row with the chat and its whole record")
         option = target.add_argument
-        option("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
+        option("--input", type=Path, required=True, metavar="FILE", help="records (train.jsonl, train.csv)")
+        option("--columns", type=columns, metavar="JSON", help="columns of --input by field, where their names differ")
         option("--output", type=place, required=True, metavar="FILE", help="file to write")
         option("--overwrite", action="store_true", help="replace an earlier export")
         _add_prompt(target, "the method's system prompt; answer-first is for rlcr (default: %(default)s)")
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     prompt = SYSTEM_PROMPTS[arguments.prompt]
-    rows = export_records(arguments.target, arguments.input, arguments.output, prompt, arguments.overwrite)
+    places = (arguments.input, arguments.output)
+    rows = export_records(arguments.target, *places, prompt, arguments.overwrite, arguments.columns)
     print_text(f"{rows} records written to {arguments.output}")
     return 0
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from coca_mindspeed.cli.collect import SAMPLING, add_sampling_options, collect
 from coca_mindspeed.cli.options import at_least, bins_closed, place
 from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.metrics import (
     HEADLINE_METRICS,
     METRIC_SPECS,
@@ -39,6 +40,7 @@ from coca_mindspeed.evaluation.scoreboard import (
 )
 from coca_mindspeed.evaluation.sources import Reading, read_source
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
+from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import write_json
@@ -46,17 +48,23 @@ from coca_mindspeed.utils.json_files import write_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    paths = "predictions; responses to grade; run directories; an OpenCompass run's time-stamped folder"
+    paths = "predictions; responses to grade; runs; an OpenCompass run's time-stamped folder; with --data: a model"
     option("files", nargs="+", type=Path, metavar="PATH", help=paths)
-    option("--output", type=place, metavar="DIR", help="write metrics.json, metrics.md and predictions.jsonl there")
+    place_of_data = f"write metrics.json, metrics.md and predictions.jsonl there (with --data: {_EVALUATED}/MODEL-FILE)"
+    option("--output", type=place, metavar="DIR", help=place_of_data)
     add_source_options(parser)
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     bins_closed(parser)
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
+    model = parser.add_argument_group("a model: run, export, Hugging Face directory or id of the hub")
+    meaning = "questions to ask PATH, a model, before the evaluation (docs/evaluation.md); the same command resumes"
+    model.add_argument("--data", type=place, metavar="FILE", help=meaning)
+    add_sampling_options(model)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    _ask_a_model(arguments)
     if arguments.output is not None:
         check_writable(arguments.output)
     predictions = _read_all(arguments)
@@ -87,6 +95,30 @@ def run(arguments: argparse.Namespace) -> int:
         write_atomically(files["metrics.md"], text)
         print_text(f"written: {', '.join(map(str, files.values()))}", sys.stderr)
     return 0
+
+
+_EVALUATED = Path("runs/evaluate")  # folders of models' responses
+
+
+def _ask_a_model(arguments: argparse.Namespace) -> None:
+    """With ``--data``, collect the responses of the model, and set the arguments to grade them."""
+    if arguments.data is None:
+        if given := [f"--{name.replace('_', '-')}" for name in SAMPLING if getattr(arguments, name) is not None]:
+            raise UsageError(f"{', '.join(given)}: for a model; add --data FILE, the questions to ask")
+        return
+    if len(arguments.files) > 1 or arguments.gold is not None or arguments.columns is not None:
+        raise UsageError("--data: expected one model, without --gold and --columns; its records hold the gold answers")
+    path, trusted = arguments.files[0], arguments.trust_remote_code
+    arguments.output = arguments.output or _EVALUATED / f"{path.resolve().name}-{arguments.data.stem}"
+    asked = {"source": str(path), "model": None, "form": None, "temperature": 1.0}
+    collected = collect(argparse.Namespace(**{**vars(arguments), **asked}))
+    arguments.files, arguments.gold, arguments.method = [collected.responses], collected.gold, collected.method
+    arguments.position, arguments.decimals = collected.position, arguments.decimals or collected.decimals
+    if arguments.grader is None and collected.grader is not None:
+        arguments.grader, arguments.grader_options = collected.grader
+        if is_custom(arguments.grader) and not trusted:
+            fix = "add --trust-remote-code if you trust whoever wrote it, or --grader"
+            raise ConfigError(f"{path}: was trained with a grader of its own, {arguments.grader}; {fix}")
 
 
 def _warn_of_other_questions(predictions: Sequence[Prediction]) -> None:

@@ -23,22 +23,22 @@ class LocalModel(NamedTuple):
     trained: TrainedPrompt | None  # the form of the prompts of its training; None: unknown
 
 
-def local_model(arguments: argparse.Namespace) -> LocalModel:
-    """The model that ``arguments.model`` names, by the run or the export that it belongs to, if any.
+def local_model(name: str, arguments: argparse.Namespace) -> LocalModel:
+    """The model that ``name`` names, by the run or the export that it belongs to, if any.
 
     Its options are ``method``, ``max_tokens``, ``temperature``, ``seed``, ``chat_template_kwargs`` and
     ``trust_remote_code``.  Raises ConfigError if there is no model, or code to run without ``trust_remote_code``.
     """
-    path = Path(arguments.model)
-    if is_hub_id(arguments.model) and not path.exists():
+    path = Path(name)
+    if is_hub_id(name) and not path.exists():
         from coca_mindspeed.local.model_files import download_model
 
-        path = download_model(arguments.model, custom_code=arguments.trust_remote_code, show_progress=True)
+        path = download_model(name, custom_code=arguments.trust_remote_code, show_progress=True)
     path = model_directory(path)
     if not (path / "config.json").is_file():
         found = "one without config.json" if path.is_dir() else "a file" if path.exists() else "nothing there"
         expected = "a run directory that holds model/, a Hugging Face directory or ORG/NAME of the hub"
-        raise ConfigError(f"{arguments.model}: expected {expected}, found {found}")
+        raise ConfigError(f"{name}: expected {expected}, found {found}")
     config = compose_run("local", ["model.path=unknown", "data.train=unknown", "rollout.max_new_tokens=512"]).run
     limit = config.rollout.max_new_tokens
     if (run := run_of_model(path)) is not None:
@@ -58,7 +58,7 @@ def local_model(arguments: argparse.Namespace) -> LocalModel:
             )
         elif arguments.method is None:
             reason = "was trained by a method of its author's own; name one with the same responses by --method"
-            raise ConfigError(f"{arguments.model}: {reason}")
+            raise ConfigError(f"{name}: {reason}")
     if arguments.method is not None:
         config = _with_method(config, name=arguments.method)
     rollout: dict[str, Any] = {
@@ -71,6 +71,7 @@ def local_model(arguments: argparse.Namespace) -> LocalModel:
         chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
         prompt_date=config.model.prompt_date,
         attention=config.model.attention,
+        allow_open_thinking=config.model.allow_open_thinking,
         trust_remote_code=arguments.trust_remote_code,
     )
     updated = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments, compose_typed
 from coca_mindspeed.cli.options import place
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.local.start import open_run
@@ -13,15 +14,16 @@ from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_arguments(parser)
+    add_run_arguments(parser, required=False)
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="directory of the run")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue the run in DIR; RUN defaults to its own keys")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    composed = compose_typed(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
+    name, overrides = _run_and_overrides(arguments, output / "config.yaml")
+    composed = compose_typed(name, overrides)
     with open_run(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
         policy = run.start()
         run.preflight(policy)
@@ -40,6 +42,23 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"training curves: {shlex.join(['coca-mindspeed', 'report', str(output)])}")
     print(f"next: {shlex.join(['coca-router', 'serve', '--model', str(output / 'model')])}")
     return 0
+
+
+def _run_and_overrides(arguments: argparse.Namespace, stored: Path) -> tuple[str, list[str]]:
+    """The run and its overrides; with ``--resume`` and without a RUN, the keys that the run was started with.
+
+    Raises UsageError without a RUN to train, or to resume.
+    """
+    name, overrides = arguments.run_name, list(arguments.overrides)
+    if arguments.resume and name is not None and ("=" in name or name.startswith("~")):
+        name, overrides = None, [name, *overrides]
+    if name is not None:
+        return name, overrides
+    if not arguments.resume:
+        raise UsageError("the following arguments are required: RUN (coca-mindspeed config list)")
+    if not stored.is_file():
+        raise UsageError(f"--resume: {stored} is not there; name the RUN, or correct --output")
+    return str(stored), overrides
 
 
 def _best(output: Path, metric: str) -> str:

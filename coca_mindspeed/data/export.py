@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.data.prompts import prompt_messages
-from coca_mindspeed.data.records import Record, read_records, record_from_json, record_to_json
+from coca_mindspeed.data.records import Record, record_from_json, record_to_json
+from coca_mindspeed.data.registry import read_records_of
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.json_files import to_json_line, write_json_lines
 
@@ -69,9 +70,16 @@ def record_of(row: Any, where: str) -> Record:
 
 
 def export_records(
-    framework: str, records: Path, output: Path, system_prompt: str | None, overwrite: bool = False
+    framework: str,
+    records: Path,
+    output: Path,
+    system_prompt: str | None,
+    overwrite: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> int:
-    """Write a file of prepared records for a framework, completely or not at all; return its number of rows.
+    """Write a file of records for a framework, completely or not at all; return its number of rows.
+
+    ``records`` is in any format that training reads, with ``columns`` by field where their names differ.
 
     The name of ``output`` ends in .jsonl, by which ms-swift and verl recognise the format.
     """
@@ -82,8 +90,7 @@ def export_records(
         raise DataError(f"{output}: already exists; choose another output, or replace a file with --overwrite")
     if not output.absolute().parent.is_dir():
         raise DataError(f"{output}: cannot be made: {output.absolute().parent} is no directory")
-    rows = [row(record, system_prompt, index) for index, record in enumerate(read_records(records))]
-    if not rows:
-        raise DataError(f"{records}: no record found")
+    source = read_records_of("--input", records, columns)
+    rows = [row(record, system_prompt, index) for index, record in enumerate(source)]
     write_json_lines(output, rows)
     return len(rows)

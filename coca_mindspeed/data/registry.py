@@ -117,6 +117,14 @@ def read_own(place: str, columns: Mapping[str, str]) -> list[Record]:
     return records
 
 
+def read_records_of(option: str, path: Path, columns: Mapping[str, str] | None = None) -> list[Record]:
+    """The records of the file that an ``option`` names, in any format; DataError also if there are none."""
+    records = read_own(str(path), columns or {})
+    if not records:
+        raise DataError(f"{option} {path}: holds no records")
+    return records
+
+
 # Usual names of the columns, the first one that a row has counts.
 _QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
 _ANSWERS = (

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.data.records import Record, read_records, record_from_json, scalar_text
+from coca_mindspeed.data.records import Record, record_from_json, scalar_text
+from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import (
     RESPONSE_ALIASES,
@@ -203,7 +204,7 @@ def read_responses(
     ]
     used = ["id", "response", *_KEPT, *(_OF_RECORDS if gold is None else ())]
     note_ignored(path, (name for _, row in rows for name in row), used)
-    records = _own_records(rows) if gold is None else {record.id: record for record in read_records(gold)}
+    records = _own_records(rows) if gold is None else {record.id: record for record in read_own(str(gold), {})}
     if gold is not None:
         _refuse_other_ids(path, rows, records, gold)
     grader.check(list(records.values()))

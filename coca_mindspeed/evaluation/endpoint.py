@@ -1,27 +1,22 @@
-"""Ask an OpenAI-compatible server for responses; each is appended to a file at once, so that asking is resumable."""
+"""Responses of a model behind an OpenAI-compatible server."""
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.prompt_form import PromptForm
 from coca_mindspeed.data.prompts import form_digest, prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.collection import Add, Key
 from coca_mindspeed.utils.chat_client import ChatClient, ChatError
 from coca_mindspeed.utils.console import one_line, without_password
-from coca_mindspeed.utils.files import naming
-from coca_mindspeed.utils.json_files import drop_torn_line, read_json_lines, to_json_line, write_json_lines
 
 #: Environment variable with the key; a server that needs none is asked without it.
 KEY_VARIABLE = "OPENAI_API_KEY"
 _LONGEST = 500  # characters of a list of models
-
-
-Key = tuple[str, int]  # id of a question, and number of the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,64 +27,20 @@ class Endpoint:
     model: str  # its name on the server
     concurrency: int  # simultaneous requests
     options: Mapping[str, Any]  # further fields of a request, such as temperature
+    form: PromptForm  # of the prompts
+
+    def answer(self, questions: Mapping[Key, Record], add: Add) -> None:
+        """Ask the questions; ``tokens`` is None if the server does not count them.
+
+        Raises:
+            ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
+            DataError: the server refuses a question.
+        """
+        asyncio.run(_ask_all(self, questions, add))
 
 
-def ask(
-    endpoint: Endpoint,
-    questions: Mapping[Key, Record],
-    form: PromptForm,
-    path: Path,
-    progress: Callable[[int], None],
-) -> None:
-    """Ask the questions to which ``path`` has no response yet, and put its rows in order.
-
-    A row has ``id``, ``sample``, ``response``, ``tokens`` (None if the server does not count them), ``finish_reason``
-    and the digest of its prompt's ``form``.  ``progress`` is called with the number of answered questions.
-
-    Raises:
-        ConfigError: the server cannot be reached, fails, or knows neither the key nor the model.
-        DataError: the server refuses a question, or ``path`` holds other rows.
-    """
-    rows = _answered(path, questions)
-    missing = {key: record for key, record in questions.items() if key not in rows}
-    if missing:
-        with path.open("ab") as file:
-
-            def add(key: Key, reply: dict[str, Any]) -> None:
-                rows[key] = {"id": key[0], "sample": key[1], **reply}
-                with naming(path):
-                    file.write(to_json_line(rows[key]).encode("utf-8"))
-                    file.flush()
-                    os.fsync(file.fileno())
-                progress(len(rows))
-
-            asyncio.run(_ask_all(endpoint, missing, form, add))
-        write_json_lines(path, [rows[key] for key in questions])  # they arrived in any order
-
-
-def _answered(path: Path, wanted: Mapping[Key, Record]) -> dict[Key, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    drop_torn_line(path)
-    rows: dict[Key, dict[str, Any]] = {}
-    for number, row in read_json_lines(path):
-        sample = row.get("sample")
-        key = (str(row.get("id")), sample if isinstance(sample, int) else -1)
-        if key not in wanted or not isinstance(row.get("response"), str):
-            raise DataError(
-                f"{path}:{number}: expected 'id' and 'sample' of a question, and 'response', found {row!r:.80}"
-            )
-        rows[key] = row
-    return rows
-
-
-async def _ask_all(
-    endpoint: Endpoint,
-    questions: Mapping[Key, Record],
-    form: PromptForm,
-    add: Callable[[Key, dict[str, Any]], None],
-) -> None:
-    left = iter(questions.items())
+async def _ask_all(endpoint: Endpoint, questions: Mapping[Key, Record], add: Add) -> None:
+    left, form = iter(questions.items()), endpoint.form
     client = ChatClient(endpoint.url, os.environ.get(KEY_VARIABLE))
     try:
         try:

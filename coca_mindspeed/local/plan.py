@@ -25,7 +25,8 @@ from coca_mindspeed.utils.process import GIB, memory_left
 # by eager attention alone.  Fitted, as the bytes of the LM head.
 _OF_WIDTHS = {"float32": (44, 16), "bfloat16": (38, 8)}
 _OF_PAIR, _LM_HEAD = 8, 6 * 2**25
-_MARGIN = 1.15  # estimate to free memory; the formula's error (docs/training.md)
+#: Largest estimate that is tried, as a multiple of the free memory; the formula's error (docs/training.md).
+MARGIN = 1.15
 
 
 class Batch(NamedTuple):
@@ -132,7 +133,7 @@ def memory_problems(config: RunConfig, need: MemoryEstimate, room: int) -> list[
     rollout = ("rollout.batch_responses", config.rollout.batch_responses, largest_sample(config).rows)
     problems = []
     for phase, total, (key, value, size) in (("update", need.update, update), ("rollout", need.rollout, rollout)):
-        if total <= _MARGIN * room:
+        if total <= MARGIN * room:
             continue
         reason = f"the {phase} needs about {total / GIB:.1f} GiB by formula, and {room / GIB:.1f} are free"
         fix = f"set {key} below {size}, lower rollout.max_new_tokens, set model.lora.rank, or use a smaller model"

@@ -112,3 +112,26 @@ def is_hub_id(text: str) -> bool:
     """True for the id of a model or data set of the hub (ORG/NAME[:CONFIGURATION[:SPLIT]]) that is not a local path."""
     path = Path(text)
     return not (_HUB_ID.fullmatch(text) is None or _DATA_FILE.fullmatch(text) or path.exists() or path.parent.is_dir())
+
+
+_SLICE = 2**20  # bytes
+
+
+def fingerprint(path: Path | None) -> str | None:
+    """SHA-256 of names, sizes, and first and last megabytes of a file or a directory's files; None if missing.
+
+    Weights that were trained further differ everywhere, and reading all of them would take long.
+    """
+    if path is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_SLICE))
+            content.seek(max(_SLICE, size - _SLICE))
+            digest.update(content.read())
+    return digest.hexdigest()

@@ -107,6 +107,15 @@ def test_other_methods_train_and_resume_bit_for_bit(tmp_path, method):
     assert stages == ([0, 0, 0, 1, 1, 1] if method == "sequential" else [0] * 6)
 
 
+def test_a_run_is_resumed_by_its_directory_alone(finished, tmp_path, capsys):
+    stopped = killed(finished, tmp_path / "stopped")
+    more = "evaluation.final_questions=0"
+    assert main(["train", "--resume", "--output", str(stopped), more, "--quiet"]) == 0, capsys.readouterr().err
+    assert result(stopped) == result(finished)
+    for options in (["--output", str(stopped)], ["--output", str(tmp_path / "none"), "--resume"]):
+        assert main(["train", *options]) == 2
+
+
 def arguments_of(output: Path, *more: str) -> list[str]:
     fast = ("checkpoint.interval=1", "trainer.steps=8", "evaluation.interval=4", "checkpoint.best=eval/brier")
     fast += ("evaluation.final_questions=0",)
