@@ -181,6 +181,10 @@ METRIC_SPECS: Mapping[str, MetricSpec] = {
     "success_rate": _share("SR", "fraction of responses with a valid confidence"),
     "tokens_to_confidence": MetricSpec("TTC", "tokens until the confidence is known", -1, decimals=1),
     "mce": MetricSpec("MCE", "largest calibration gap of a bin", -1),
+    "pce": MetricSpec(
+        "PCE", "over-confident part of ECE: gaps of the bins whose confidence is above their accuracy", -1
+    ),
+    "wrong_confidence": MetricSpec("wrong at", "mean confidence of wrong answers", -1),
     # Murphy's decomposition, predictions grouped by confidence value: Brier = REL - RES + UNC.
     "reliability": MetricSpec("REL", "reliability part of Brier", -1),
     "resolution": MetricSpec("RES", "resolution part of Brier", 1),
@@ -381,7 +385,10 @@ def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
     # Pairs in which the wrong answer ranks above the correct one; within a group, half of the pairs.
     misranked = _dot(right, accepted) - _dot(right, accepted_right) - _dot(right, wrong) / 2
     with np.errstate(invalid="ignore"):
-        metrics = {"auroc": 1 - misranked / (n_right * (n - n_right))}
+        metrics = {
+            "auroc": 1 - misranked / (n_right * (n - n_right)),
+            "wrong_confidence": _dot(wrong, values) / (n - n_right),
+        }
     squares = _dot(count, values**2) - 2 * _dot(right, values)  # sum of s^2 - 2 s y
     grouped, base_rate = _dot(right, frequency), n_right / n
     metrics |= {
@@ -402,8 +409,9 @@ def _confidence_metrics(groups: ConfidenceGroups) -> dict[str, float]:
         places = places_of(coverage, n)
         metrics[name] = np.interp(places, [0, *accepted], [0, *accepted_right]) / places
     count, right, stated = groups.bin_sums()
-    gap = np.abs(stated / count - right / count)
-    metrics |= {"ece": _dot(count, gap) / n, "mce": gap.max()}
+    over = stated / count - right / count
+    gap = np.abs(over)
+    metrics |= {"ece": _dot(count, gap) / n, "mce": gap.max(), "pce": _dot(count, np.maximum(over, 0)) / n}
     return {name: float(value) for name, value in metrics.items()}
 
 

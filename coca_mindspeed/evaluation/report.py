@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_BINNED = ("ece", "mce")
+_BINNED = ("ece", "mce", "pce")
 
 
 @dataclass(frozen=True, slots=True)

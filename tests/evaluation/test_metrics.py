@@ -34,6 +34,8 @@ BY_HAND = {
     "auroc": (0.5 + 1 + 0 + 1) / 4,  # pairs (.9,.9) (.9,.2) (.6,.9) (.6,.2)
     "ece": (2 * 0.4 + 0.4 + 0.2) / 4,  # bins of .9, .6 and .2
     "mce": 0.4,
+    "pce": 2 * 0.4 / 4 + 0.2 / 4,  # .9 against .5 and .2 against 0; the bin of .6 is under-confident
+    "wrong_confidence": (0.9 + 0.2) / 2,
     "brier": (0.01 + 0.81 + 0.16 + 0.04) / 4,
     "reliability": (2 * 0.16 + 0.16 + 0.04) / 4,
     "resolution": (0 + 0.25 + 0.25) / 4,
