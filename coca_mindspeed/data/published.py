@@ -1,4 +1,4 @@
-"""Rows of published data sets as records: two training sets and eight evaluation sets, in all published forms.
+"""Rows of published data sets as records: two training sets and nine evaluation sets, in all published forms.
 
 A converter takes a row and its number from 0 over all files, and returns the record.  It raises :class:`RowError` for a
 row that is not in the published form, and :class:`Ungradable`.
@@ -319,6 +319,39 @@ def simpleqa(row: Mapping[str, Any], number: int) -> Record:
     """Convert ``problem``, ``answer``."""
     answer, metadata = _scalar_text(row, "answer"), {"instruction": SHORT_ANSWER, "grader": "simpleqa"}
     return Record(f"simpleqa-{number}", "simpleqa", "factual", _text(row, "problem"), answer, None, metadata)
+
+
+def hotpotqa(row: Mapping[str, Any], number: int) -> Record:
+    """Convert the authors' JSON, or the hub's copy; the paragraphs of ``context``, if any, stand before the question.
+
+    Raises:
+        RowError: the row is in none of these forms.
+        Ungradable: the row is of the test split, whose answers are not published.
+    """
+    if "_id" in row and "answer" not in row:
+        raise Ungradable("no gold answer: the test split is not labelled")
+    question, answer = _text(row, "question"), _text(row, "answer").strip()
+    if not normalise_fact(answer):
+        raise Ungradable(f"a gold answer that no answer is compared by: {describe(answer)}")
+    paragraphs = _hotpotqa_paragraphs(row.get("context") or [])
+    metadata = {"instruction": SHORT_ANSWER, "grader": "factual", **_optional(row, kind="type", level="level")}
+    text = "\n\n".join([*paragraphs, question])
+    return Record(_text(row, "_id", "id"), "hotpotqa", "factual", text, answer, None, metadata)
+
+
+def _hotpotqa_paragraphs(context: Any) -> list[str]:
+    """``Title: sentences`` of each paragraph; pairs in the authors' files, a mapping of two lists in the hub's."""
+    if isinstance(context, Mapping):
+        context = list(zip(context.get("title") or [], context.get("sentences") or [], strict=False))
+    paragraphs = []
+    for paragraph in context:
+        if not (isinstance(paragraph, list | tuple) and len(paragraph) == 2 and isinstance(paragraph[1], list)):
+            raise RowError(f"column 'context' should hold titles with their sentences, found {describe(paragraph)}")
+        title, sentences = paragraph
+        if not all(isinstance(text, str) for text in [title, *sentences]):
+            raise RowError(f"column 'context' should hold text, found {describe(paragraph)}")
+        paragraphs.append(f"{title}: {''.join(sentences).strip()}")
+    return paragraphs
 
 
 def triviaqa(row: Mapping[str, Any], number: int) -> Record:

@@ -75,6 +75,7 @@ _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "an
 _BIG_MATH = HubDataset("SynthLabsAI/Big-Math-RL-Verified", None, "train")
 _AIME24 = HubDataset("HuggingFaceH4/aime_2024", None, "train")
 _MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
+_HOTPOTQA = HubDataset("hotpotqa/hotpot_qa", "distractor", "validation")
 _TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
 _SOURCES: tuple[DataSource, ...] = (
     DataSource("big_math", "training", published.big_math, _BIG_MATH, published.BIG_MATH_COLUMNS),
@@ -86,6 +87,7 @@ _SOURCES: tuple[DataSource, ...] = (
     DataSource("mbpp_sanitized", "benchmark", published.mbpp_sanitized, _MBPP, outside=published.outside_mbpp_test),
     DataSource("humaneval", "benchmark", published.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
     DataSource("simpleqa", "benchmark", published.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
+    DataSource("hotpotqa", "benchmark", published.hotpotqa, _HOTPOTQA),
     DataSource("triviaqa", "benchmark", published.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
     rows_by_column({}),
 )

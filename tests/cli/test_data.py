@@ -23,6 +23,7 @@ def run(*arguments):
         ("mbpp_sanitized", [source_rows.mbpp_row(10), source_rows.mbpp_row(11)], 1),
         ("humaneval", source_rows.HUMANEVAL, 1),
         ("simpleqa", source_rows.SIMPLEQA, 1),
+        ("hotpotqa", [source_rows.HOTPOTQA_AUTHORS, source_rows.HOTPOTQA_AUTHORS | {"_id": "2"}], 2),
         ("triviaqa", [source_rows.TRIVIAQA_HUB], 1),
         ("records", [{"question": "q?", "answer": "1"}], 1),
     ],

@@ -101,6 +101,24 @@ SIMPLEQA = [
     }
 ]
 
+HOTPOTQA_AUTHORS = {
+    "_id": "5a7a06935542990198eaf050",
+    "answer": "yes",
+    "question": "Are both planets in the solar system?",
+    "supporting_facts": [["Mars", 0], ["Venus", 0]],
+    "context": [["Mars", ["Mars is a planet.", " It is red."]], ["Venus", ["Venus is a planet."]]],
+    "type": "comparison",
+    "level": "hard",
+}
+HOTPOTQA_HUB = {
+    **{name: HOTPOTQA_AUTHORS[name] for name in ("answer", "question", "type", "level")},
+    "id": "5a7a06935542990198eaf050",
+    "supporting_facts": {"title": ["Mars", "Venus"], "sent_id": [0, 0]},
+    "context": {
+        "title": ["Mars", "Venus"],
+        "sentences": [["Mars is a planet.", " It is red."], ["Venus is a planet."]],
+    },
+}
 TRIVIAQA_HUB = {
     "question": "Which planet is the red one?",
     "question_id": "tc_1",

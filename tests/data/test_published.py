@@ -133,6 +133,15 @@ def test_humaneval_tests_run_on_the_canonical_solution():
         exec(wrong, {})  # noqa: S102 - our own code
 
 
+def test_hotpotqa_from_the_hub_and_from_its_authors():
+    hub, authors = (published.hotpotqa(row, 0) for row in (source_rows.HOTPOTQA_HUB, source_rows.HOTPOTQA_AUTHORS))
+    assert hub == authors
+    question = "Are both planets in the solar system?"
+    assert hub.question == f"Mars: Mars is a planet. It is red.\n\nVenus: Venus is a planet.\n\n{question}"
+    assert (hub.id, hub.answer, hub.metadata["kind"]) == ("5a7a06935542990198eaf050", "yes", "comparison")
+    assert published.hotpotqa({**source_rows.HOTPOTQA_HUB, "context": None}, 0).question == question
+
+
 def test_triviaqa_from_the_hub_and_from_its_authors():
     hub = published.triviaqa(source_rows.TRIVIAQA_HUB, 0)
     authors = published.triviaqa(source_rows.TRIVIAQA_AUTHORS, 0)
