@@ -9,12 +9,24 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction
 
 VOTES = ("majority_vote", "weighted_vote")
-BASELINES = ("verbalised", "question_probability", "probe", "assessor", *VOTES)
+#: They rate an answer that is there, and so cost its tokens.
+AFTER_THE_ANSWER = ("p_true", "answer_logprob")
+BASELINES = ("verbalised", "question_probability", "probe", "assessor", *AFTER_THE_ANSWER, *VOTES)
 NEEDS_TRAINING = ("probe", "assessor")
 ASSESSOR_PROMPT = (
     "The following question will be put to another language model. Predict whether its answer will be correct. "
     "Reply with 1 if it will be correct and with 0 if it will be wrong, and with nothing else."
 )
+P_TRUE_PROMPT = (
+    "You will be shown a question and a proposed answer. Judge whether the proposed answer is correct. Reply with 1 if "
+    "it is correct and with 0 if it is wrong, and with nothing else."
+)
+
+
+def proposed_answers(records: Sequence[Record], answers: Sequence[str]) -> list[Record]:
+    """Return the questions of P(True): each record's question with its proposed answer, without instruction."""
+    pairs = zip(bare_questions(records), answers, strict=True)
+    return [replace(r, question=f"Question: {r.question}\nProposed answer: {text.strip()}") for r, text in pairs]
 
 
 def bare_questions(records: Sequence[Record]) -> list[Record]:

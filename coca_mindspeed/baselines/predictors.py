@@ -1,7 +1,8 @@
 """Estimates of a target model's probability to answer correctly: question probability, probe and assessor.
 
-The probe is a two-layer MLP on the frozen target model's hidden states.  The assessor is another causal LM, fine-tuned
-to predict from the question whether the target model answers correctly.
+The probe is a two-layer MLP on the frozen target model's hidden states before generation (arXiv 2602.09924, where it is
+linear).  The assessor is another causal LM, fine-tuned to predict from the question whether the target model answers
+correctly.
 """
 
 import copy
@@ -48,9 +49,12 @@ class TargetModel:
         return generator(self.policy.device, self.seed, "baseline", *purpose)
 
     def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
-        """Sample one graded answer at temperature 1 to each record, with its stated confidence; see :func:`predict`."""
+        """Sample one graded answer at temperature 1 to each record; see :func:`predict`.
+
+        It has its stated confidence, its tokens and the probability of its answer.
+        """
         draw = self.generator(*purpose)
-        return predict(self.policy, records, self.grader, self.method, self.rollout, draw)
+        return predict(self.policy, records, self.grader, self.method, self.rollout, draw, probabilities=True)
 
 
 def check_layer(layer: int, config: Any, *, where: str) -> None:
@@ -302,9 +306,11 @@ ASSESSOR_FIT = FitConfig(lr=1e-5, weight_decay=0.0, batch=16, epochs=3, patience
 class Assessor:
     """A causal LM; its confidence is the probability of the first of two single-token labels."""
 
-    def __init__(self, policy: Policy, labels: tuple[str, str] = ("1", "0")) -> None:
+    def __init__(
+        self, policy: Policy, labels: tuple[str, str] = ("1", "0"), system_prompt: str = ASSESSOR_PROMPT
+    ) -> None:
         """Raises ConfigError if a label is not a single token."""
-        self.policy = policy
+        self.policy, self.system_prompt = policy, system_prompt
         encoded = [policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in labels]
         for label, ids in zip(labels, encoded, strict=True):
             if len(ids) != 1:
@@ -313,7 +319,7 @@ class Assessor:
 
     def encode(self, records: Sequence[Record]) -> list[list[int]]:
         """Encode the questions, without answer instruction, under the assessor's own system prompt."""
-        return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT)
+        return self.policy.encode_prompts(bare_questions(records), self.system_prompt)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Log-odds of a correct answer, ``[n]``, with gradient; one batch."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.baselines import VOTES, answers_in_order
+from coca_mindspeed.baselines import AFTER_THE_ANSWER, P_TRUE_PROMPT, VOTES, answers_in_order, proposed_answers
 from coca_mindspeed.baselines.predictors import (
     ASSESSOR_FIT,
     Assessor,
@@ -26,7 +26,7 @@ from coca_mindspeed.baselines.predictors import (
 )
 from coca_mindspeed.baselines.votes import Equivalences, majority_predictions
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
     prediction_from_json,
@@ -71,7 +71,8 @@ def run_baseline(
     """Run the baseline, one of :data:`.BASELINES`, and write ``output/predictions.jsonl``.
 
     All but the votes predict whether the target model's own answer is correct: one answer to each record is sampled and
-    graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
+    graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0, or the
+    answer's tokens for those :data:`.AFTER_THE_ANSWER`.
     Existing parts and trained predictors in ``output`` are reused.  ``open_assessor`` loads the assessor's model: the
     given directory, or for None the initial one.
     """
@@ -82,7 +83,11 @@ def run_baseline(
         predictions = work.answers(records, "answers")
     else:
         predictions = answers_in_order(answers, records)
-    if name not in (*VOTES, "verbalised"):
+    if name in AFTER_THE_ANSWER:
+        confidences = work.p_true(records, predictions) if name == "p_true" else _answer_probabilities(predictions)
+        rated = zip(predictions, confidences, strict=True)
+        predictions = [replace(p, confidence=value, tokens_to_confidence=p.tokens) for p, value in rated]
+    elif name not in (*VOTES, "verbalised"):
         predict: Predict
         if name == "question_probability":
             predict = partial(question_probabilities, target)
@@ -100,6 +105,15 @@ def run_baseline(
     predictions = [replace(p, method=label, category=categories[p.id], seed=target.seed) for p in predictions]
     write_predictions(output / "predictions.jsonl", predictions)
     return predictions
+
+
+def _answer_probabilities(answers: Sequence[Prediction]) -> list[float]:
+    if unknown := [p for p in answers if p.answer_probability is None]:
+        raise ConfigError(
+            f"--answers: {len(unknown)} of {len(answers)} rows have no 'answer_probability', the first is "
+            f"{unknown[0].id!r}; leave --answers out, and answers are sampled with it"
+        )
+    return [p.answer_probability for p in answers if p.answer_probability is not None]
 
 
 Predict = Callable[[Sequence[Record]], Sequence[float]]
@@ -128,6 +142,13 @@ class _Work:
     def confidences(self, records: Sequence[Record], predict: Predict) -> list[float]:
         rows = self._parts("confidences", records, lambda part, chunk: [{"confidence": c} for c in predict(chunk)])
         return [row["confidence"] for row in rows]
+
+    def p_true(self, records: Sequence[Record], answers: Sequence[Prediction]) -> list[float]:
+        """The target model's own judgement of its answers, the probability of 1 against 0 (Kadavath et al., 2022)."""
+        parse = self.target.method.parser()
+        judge = Assessor(self.target.policy, system_prompt=P_TRUE_PROMPT)
+        asked = proposed_answers(records, [parse(answer.response).answer for answer in answers])
+        return self.confidences(asked, judge.confidence)
 
     def probe(self, records: Sequence[Record]) -> Predict:
         """Return the predictor of the trained probe; train it if it does not exist."""

@@ -2,18 +2,20 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines import BASELINES, VOTES
+from coca_mindspeed.baselines import AFTER_THE_ANSWER, BASELINES, P_TRUE_PROMPT, VOTES
 from coca_mindspeed.baselines.predictors import FitConfig, ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.local.respond import answer_probabilities
 from coca_mindspeed.utils import directories
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
@@ -41,6 +43,8 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
     if name in VOTES:
         assert all(p.tokens_to_confidence >= 3 for p in whole)
         assert name == "weighted_vote" or all(p.confidence in (0.0, 1 / 3, 2 / 3, 1.0) for p in whole)
+    elif name in AFTER_THE_ANSWER:
+        assert all(p.tokens_to_confidence == p.tokens > 0 and 0 < p.confidence < 1 for p in whole)
     elif name != "verbalised":
         assert all(p.tokens_to_confidence == 0 and 0 <= p.confidence <= 1 for p in whole)
         assert len({p.confidence for p in whole}) > 1
@@ -92,6 +96,38 @@ def test_answers_that_exist_are_not_sampled_again(tmp_path):
     for wrong, named in ((answers[1:], "1 of 20"), ([*answers, replace(answers[0], method="rlvr")], "2 rows answer")):
         with pytest.raises(ConfigError, match=named):
             run("question_probability", tmp_path, "other", answers=wrong)
+
+
+def test_the_probability_of_an_answer_by_hand():
+    log_probs = torch.log(torch.tensor([[0.5, 0.5, 0.9, 0.4], [0.25, 1.0, 0.125, 1.0], [0.3, 0.2, 0.5, 1.0]]))
+    rollout = SimpleNamespace(log_probs=log_probs, lengths=torch.tensor([4, 3, 2]))
+    ends = torch.tensor([[2, 4], [3, 3], [2, 2]])
+    stated = SimpleNamespace(stated=torch.tensor([0.7, torch.nan, 0.7]), segment_ends=ends)
+    expected = [(0.9 * 0.4) ** (1 / 2), (0.25 * 1.0 * 0.125) ** (1 / 3), None]  # the second states no confidence
+    assert answer_probabilities(rollout, stated, ("confidence", "answer")) == [pytest.approx(x) for x in expected]
+    first = [(0.5 * 0.5) ** (1 / 2), (0.25 * 1.0 * 0.125) ** (1 / 3), (0.3 * 0.2) ** (1 / 2)]
+    assert answer_probabilities(rollout, stated, ("answer", "confidence")) == pytest.approx(first)
+
+
+def test_p_true_is_the_share_of_one_label_under_the_models_own_logits(tmp_path):
+    [answer, *_] = run("p_true", tmp_path, "out")
+    policy, record = tiny_policy(tmp_path / "tiny"), arithmetic_records(20, "evaluate", 0)[0]
+    said = answer.response.rpartition("</confidence>")[2].strip()
+    content = f"Question: {record.question}\nProposed answer: {said}"
+    messages = [{"role": "system", "content": P_TRUE_PROMPT}, {"role": "user", "content": content}]
+    ids = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([ids])).logits[0, -1]
+    right, wrong = (policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in "10")
+    expected = logits[[*right, *wrong]].softmax(dim=0)[0]
+    assert answer.confidence == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_given_answers_need_their_probability(tmp_path):
+    answers = run("answer_logprob", tmp_path, "answers")
+    assert run("answer_logprob", tmp_path, "again", answers=answers) == answers
+    with pytest.raises(ConfigError, match="1 of 20"):
+        run("answer_logprob", tmp_path, "other", answers=[replace(answers[0], answer_probability=None), *answers[1:]])
 
 
 def test_the_command_line(tmp_path, capsys):
