@@ -3,11 +3,13 @@
 ``make docs`` renews the tables: ``python -m tests.test_docs``.
 """
 
+import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coca_mindspeed.local.run_directory import FILES
 from coca_mindspeed.utils.directories import LOCK, MARKER
@@ -55,8 +57,66 @@ def files_of_a_run() -> str:
     return "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
 
 
+_PROBLEMS = ("Problem", "Requirement", "Finding", "Hook", "Upstream", "Run", "Row", "_item", "_problem")
+_SUBJECT = re.compile(r"coca_mindspeed/(mindspeed|verl|local|integrations/(?:trl|slime|ms_swift))")
+_ENGINES = {"mindspeed": "MindSpeed-RL", "verl": "verl", "local": "local engine", "trl": "TRL", "ms_swift": "ms-swift"}
+
+
+def error_codes() -> str:
+    """The table of the codes of problems, with the keys that the code names as constants."""
+    places: dict[str, set[str]] = {}
+    keys: dict[str, set[str]] = {}
+    for file in sorted((ROOT / "coca_mindspeed").rglob("*.py")):
+        subject = _SUBJECT.match(file.relative_to(ROOT).as_posix())
+        engine = subject[1].rpartition("/")[2] if subject else ""
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        constants = dict(_constants(tree))
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1):
+            code, key = (_text(argument, constants) for argument in call.args[:2])
+            if getattr(call.func, "id", "") in _PROBLEMS and code and re.fullmatch("[a-z0-9][a-z0-9-]+", code):
+                places.setdefault(code, set()).add(_ENGINES.get(engine, engine))
+                keys.setdefault(code, set()).update({key} if key else ())
+    for row in yaml.safe_load((ROOT / "coca_mindspeed/verl/required_values.yaml").read_text(encoding="utf-8")):
+        places.setdefault(row["code"], set()).add("verl")
+        keys.setdefault(row["code"], set()).update(row["keys"])
+    rows = []
+    for code in sorted(places):
+        engines = ", ".join(sorted(filter(None, places[code])))
+        rows.append(f"| `{code}` | {engines} | {', '.join(f'`{key}`' for key in sorted(keys[code]))} |\n")
+    return "".join(rows)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of a module that stand for texts."""
+    values: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name | ast.Tuple):
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            several = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            for name, value in zip(names, several, strict=False):
+                if isinstance(name, ast.Name) and (text := _text(value, values)):
+                    values[name.id] = text
+    yield from values.items()
+
+
+def _text(node: ast.expr, constants: Mapping[str, str]) -> str | None:
+    """The text of an expression of constants and names; None of any other."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            _text(getattr(part, "value", part) if isinstance(part, ast.FormattedValue) else part, constants)
+            for part in node.values
+        ]
+        return None if None in parts else "".join(map(str, parts))
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    return constants.get(node.id) if isinstance(node, ast.Name) else None
+
+
 #: Page, head and rows of each table.
-TABLES: list[tuple[str, str, Callable[[], str]]] = [("docs/training.md", "| file | contents |", files_of_a_run)]
+TABLES: list[tuple[str, str, Callable[[], str]]] = [
+    ("docs/training.md", "| file | contents |", files_of_a_run),
+    ("docs/errors.md", "| code | by | keys |", error_codes),
+]
 
 
 def renewed(page: str, head: str, rows: str) -> str:
