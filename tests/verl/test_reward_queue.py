@@ -13,8 +13,8 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.scoring.responses import ResponseScorer
+from coca_mindspeed.utils import gathering
 from coca_mindspeed.utils.tokenization import token_text
-from coca_mindspeed.verl import reward_queue
 from coca_mindspeed.verl.reward_queue import ScoringQueue
 from tests.grading.sandbox_package import needs_sandbox
 from tests.verl.configurations import record
@@ -103,7 +103,7 @@ def test_responses_that_arrive_while_others_are_graded_are_graded_together(cance
 
 
 def test_the_queue_waits_a_moment_for_further_responses(monkeypatch):
-    monkeypatch.setattr(reward_queue, "GATHERING_SECONDS", 0.5)
+    monkeypatch.setattr(gathering, "GATHERING_SECONDS", 0.5)
     grader = Fake()
     queue = queue_of(grader)
 
