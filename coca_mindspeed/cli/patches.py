@@ -1,4 +1,4 @@
-"""``coca-mindspeed patches``: compare a MindSpeed-RL checkout or an installed verl with the manifests, unimported."""
+"""``coca-mindspeed patches``: compare a checkout or an installed upstream with the manifests, unimported."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "contract differs"
     )
     verify = actions.add_parser("verify", help=about, description=about)
-    where = "the checkout, or where verl is (default: MINDSPEED_RL_HOME)"
+    where = "the checkout, or the folder of installed packages (default: MINDSPEED_RL_HOME)"
     verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help=where)
     release = "compare with this release's manifest (default: the one that fits best)"
     verify.add_argument("--release", metavar="NAME", help=release)
@@ -131,8 +131,8 @@ def _checkout(named: Path | None, how: str) -> Path:
         raise UsageError(f"which checkout? name {how} or set MINDSPEED_RL_HOME")
     if not any((path / package).is_dir() for package in PROGRAMS):
         raise ConfigError(
-            f"{path}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/, or the folder that verl/ is "
-            "installed in, found neither"
+            f"{path}: expected a checkout, or the folder of installed packages, with a folder of "
+            f"{', '.join(PROGRAMS)}; found none"
         )
     return path.resolve()
 

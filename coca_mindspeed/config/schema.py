@@ -41,9 +41,19 @@ _MEGATRONS_ADAMW = local_only("Megatron's AdamW has this value")
 #: Facts of the section ``method``, some of whose keys the integrations do not read.
 METHOD_FACTS = KeyFacts(
     keys={
-        "clip": KeyFacts(instead={"trl": "the clip is epsilon of GRPOConfig", "ms_swift": "the clip is --epsilon"}),
+        "clip": KeyFacts(
+            instead={
+                "trl": "the clip is epsilon of GRPOConfig",
+                "ms_swift": "the clip is --epsilon",
+                "slime": "the clip is --eps-clip",
+            }
+        ),
         "loss_aggregation": KeyFacts(
-            instead={"trl": "the aggregation is loss_type of GRPOConfig", "ms_swift": "the aggregation is --loss_type"}
+            instead={
+                "trl": "the aggregation is loss_type of GRPOConfig",
+                "ms_swift": "the aggregation is --loss_type",
+                "slime": "the aggregation is --custom-pg-loss-reducer-function-path",
+            }
         ),
         "entropy_bonus": KeyFacts(
             instead={"ms_swift": "ms-swift passes no log-probs to the functions that make advantages"}

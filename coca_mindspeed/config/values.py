@@ -24,7 +24,7 @@ from coca_mindspeed.utils.custom_code import is_custom, load_custom, pinned
 #: only; ``free``: yes; ``length``: yes, if the steps taken do not depend on it; ``memory``: yes, it bounds memory.
 Resume = Literal["same", "cluster", "free", "length", "memory"]
 #: The local engine, the engines on MindSpeed-RL and on verl, and the integrations.
-Engine = Literal["local", "mindspeed_rl", "verl", "trl", "ms_swift"]
+Engine = Literal["local", "mindspeed_rl", "verl", "trl", "ms_swift", "slime"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,12 @@ from coca_mindspeed.utils.json_files import to_json_line, write_json_lines
 Row = dict[str, Any]
 
 
+def slime_row(record: Record, system_prompt: str | None, index: int) -> Row:
+    """Return a row for slime and vime; their own reward functions read ``label``."""
+    row = {"prompt": prompt_messages(record, system_prompt), "label": record.answer}
+    return {**row, "metadata": {"record": _text(record)}}
+
+
 def swift_row(record: Record, system_prompt: str | None, index: int) -> Row:
     """Return a row for ms-swift; its own reward functions read ``solution``."""
     return {"messages": prompt_messages(record, system_prompt), "solution": record.answer, "record": _text(record)}
@@ -40,6 +46,7 @@ def verl_row(record: Record, system_prompt: str | None, index: int) -> Row:
 
 #: Framework -> (row, the options that take the file).
 FRAMEWORKS: dict[str, tuple[Callable[[Record, str | None, int], Row], str]] = {
+    "slime": (slime_row, "--prompt-data of slime and vime, with --input-key prompt --label-key label"),
     "swift": (swift_row, "ms-swift's --dataset and --val_dataset"),
     "trl": (trl_row, 'datasets.load_dataset("json", data_files=FILE), for TRL\'s train_dataset and eval_dataset'),
     "verl": (verl_row, "verl's data.train_files and data.val_files"),
@@ -51,7 +58,7 @@ def _text(record: Record) -> str:
 
 
 def record_of(row: Any, where: str) -> Record:
-    """The record in ``row["record"]``, on verl ``row["extra_info"]["record"]``.
+    """The record in ``row["record"]``; in rows of slime and verl, ``row`` is their ``metadata``, ``extra_info``.
 
     Raises:
         DataError: the row is no mapping with a record.

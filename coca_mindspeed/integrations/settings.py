@@ -22,13 +22,20 @@ from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
 
-#: Reasons that requirements on the options of both frameworks have.
+#: Reasons that requirements on the options of several frameworks have.
+ADVANTAGES_ALONE = "advantages are CoCA's alone"
 ONE_RATIO = "one ratio for a whole response gives each of its tokens the gradient of both segments"
 ONE_WEIGHT = "one weight for a whole response scales the confidence's tokens by the answer's"
 ONE_MASK = "it decides by the log-probs of the whole response which tokens of a segment are trained"
+ALL_EQUAL = "groups whose answers are all right, or all wrong, train the confidence too"
 BY_ENTROPY = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
 Share = Annotated[float, Field(gt=0)]
-_NO_STEPS = KeyFacts(instead={"ms_swift": "ms-swift does not tell its step; train each stage in a run of its own"})
+_NO_STEPS = KeyFacts(
+    instead={
+        "ms_swift": "ms-swift does not tell its step; train each stage in a run of its own",
+        "slime": "slime does not tell its step; train each stage in a run of its own",
+    }
+)
 
 
 class IntegrationSettings(ScoringSettings):
@@ -53,7 +60,7 @@ def rows_of_process(number: int, rank: int) -> slice:
 
 
 def integration_settings(section: Mapping[str, Any], engine: Engine) -> IntegrationSettings:
-    """Validate a section ``coca`` (docs/verl.md) for ``trl`` or ``ms_swift``.
+    """Validate a section ``coca`` (docs/verl.md) for an integration.
 
     Raises ``ConfigError`` with all problems; one is a key that is given, although the engine does not read it.
     """

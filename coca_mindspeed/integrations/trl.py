@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -227,11 +226,8 @@ class CocaTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Grade the answers without their confidences."""
-        ids = [torch.tensor(ids, dtype=torch.int64) for ids in completion_ids_list]
-        lengths = torch.tensor([len(each) for each in ids])
-        padded = pad_sequence(ids, batch_first=True)
         method = self._settings.method
-        sampled = Sampled(token_ids=padded, lengths=lengths)
+        sampled = Sampled.of_responses(completion_ids_list)
         parsed = sampled.read(self._text, method.parser(), method.max_confidence_tokens)
         answers: Sequence[Any] = parsed.answers
         if not isinstance(completions[0], str):
@@ -241,9 +237,10 @@ class CocaTrainer(GRPOTrainer):
         if not bool(((correct == 0) | (correct == 1) | correct.isnan()).all()):
             found = correct.unique().tolist()
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
-        self._scored = parsed.scored(correct[rows_of_process(len(ids), self.accelerator.process_index)])
+        rows = rows_of_process(len(completion_ids_list), self.accelerator.process_index)
+        self._scored = parsed.scored(correct[rows])
         ends = [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
-        self._cut_off = cut_off(padded, lengths, self.max_completion_length, ends)
+        self._cut_off = cut_off(sampled.token_ids, sampled.lengths, self.max_completion_length, ends)
         return verdicts
 
     def _give_credit(self, output: Mapping[str, Any]) -> Credited:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
@@ -44,6 +45,12 @@ class Sampled:
 
     token_ids: Tensor
     lengths: Tensor
+
+    @classmethod
+    def of_responses(cls, responses: Iterable[Sequence[int] | Tensor]) -> "Sampled":
+        """Pad the token ids of responses, each without padding."""
+        ids = [torch.as_tensor(response, dtype=torch.int64, device="cpu") for response in responses]
+        return cls(token_ids=pad_sequence(ids, batch_first=True), lengths=torch.tensor([len(each) for each in ids]))
 
     def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Parsed":
         """Decode the responses, parse their confidences and find the ends of their segments."""

@@ -1,6 +1,6 @@
 """Manifests: the definitions of an upstream release that an engine changes or relies on, with their fingerprints.
 
-A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl, vLLM or vLLM-Ascend.  Nothing is applied to
+A YAML file of ``patches/`` describes one release of a program of :data:`PROGRAMS`.  Nothing is applied to
 sources that differ from a manifest in a contract; a changed text of another hook is a warning.
 """
 
@@ -24,7 +24,14 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: The package whose definitions a manifest lists, and what people call it.
-PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM", "vllm_ascend": "vLLM-Ascend"}
+PROGRAMS = {
+    "mindspeed_rl": "MindSpeed-RL",
+    "verl": "verl",
+    "vllm": "vLLM",
+    "vllm_ascend": "vLLM-Ascend",
+    "slime": "slime",
+    "trl": "TRL",
+}
 
 
 class ManifestError(CocaError):
@@ -114,7 +121,7 @@ class Manifest:
     release: str
     commit: str
     hooks: tuple[Hook, ...]
-    package: Literal["mindspeed_rl", "verl", "vllm", "vllm_ascend"] = "mindspeed_rl"
+    package: Literal["mindspeed_rl", "verl", "vllm", "vllm_ascend", "slime", "trl"] = "mindspeed_rl"
     stack: SoftwareStack | None = None
     uncut_sampling_environment: dict[str, str] = field(default_factory=dict)
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.scoring.responses import ResponseScorer, held_out_predictions
@@ -41,7 +39,7 @@ class ScoringQueue:
             of :data:`SCORE_COLUMNS`; and ``acc``, the name by which verl's validation finds an accuracy, in which an
             ungradable answer counts as wrong.
         """
-        return await self._queue(_Response(token_ids.to("cpu", torch.int64), record))
+        return await self._queue(_Response(token_ids, record))
 
     def close(self) -> None:
         """Finish the batch being scored, and release the grader."""
@@ -49,10 +47,8 @@ class ScoringQueue:
         self._scorer.grader.close()
 
     def _reports(self, batch: Sequence[_Response]) -> list[dict[str, Any]]:
-        lengths = torch.tensor([len(each.token_ids) for each in batch])
         records = [each.record for each in batch]
-        token_ids = pad_sequence([each.token_ids for each in batch], batch_first=True)
-        graded = self._scorer(Sampled(token_ids=token_ids, lengths=lengths), records)
+        graded = self._scorer(Sampled.of_responses(each.token_ids for each in batch), records)
         predictions, rewarded = held_out_predictions(graded, self._method), self._scorer.for_training(graded)
         reports = []
         for prediction, verdict, scores in zip(predictions, rewarded.verdicts, score_rows(rewarded), strict=True):

@@ -56,6 +56,7 @@ def test_what_a_resumed_run_must_not_change_on_mindspeed_rl():
         (VerlSettings, "verl", set()),
         (CocaSettings, "mindspeed_rl", set()),
         (IntegrationSettings, "trl", {"method.clip", "method.loss_aggregation"}),
+        (IntegrationSettings, "slime", {"method.clip", "method.loss_aggregation", "stage_shares"}),
         (
             IntegrationSettings,
             "ms_swift",

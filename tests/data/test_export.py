@@ -20,8 +20,8 @@ RECORDS = [
     record(4, system="", metadata={"difficulty": 0.5, "big": 2**70}),
 ]
 #: Where each framework looks for the chat, and the gold answer for its own reward functions.
-CHAT = {"swift": "messages", "trl": "prompt", "verl": "prompt"}
-GOLD = {"swift": "solution", "trl": "solution", "verl": "reward_model"}
+CHAT = {"slime": "prompt", "swift": "messages", "trl": "prompt", "verl": "prompt"}
+GOLD = {"slime": "label", "swift": "solution", "trl": "solution", "verl": "reward_model"}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -30,7 +30,7 @@ def test_rows_carry_their_records_back(tmp_path, framework):
     arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(tmp_path / "rows.jsonl")]
     assert cli.main(["data", "export", framework, *arguments, "--prompt", "answer-first"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open(encoding="utf-8")]
-    assert [record_of(row.get("extra_info", row), "here") for row in rows] == RECORDS
+    assert [record_of(row.get("extra_info", row.get("metadata", row)), "here") for row in rows] == RECORDS
     assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, ANSWER_FIRST_PROMPT) for each in RECORDS]
     gold = [row[GOLD[framework]] for row in rows]
     assert [g["ground_truth"] if isinstance(g, dict) else g for g in gold] == [each.answer for each in RECORDS]

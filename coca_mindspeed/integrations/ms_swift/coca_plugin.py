@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from swift.rewards import ORM, orms
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 from coca_mindspeed.algorithm.boundary import TokenText
@@ -33,6 +32,8 @@ from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.integrations.settings import (
+    ADVANTAGES_ALONE,
+    ALL_EQUAL,
     BY_ENTROPY,
     ONE_MASK,
     ONE_RATIO,
@@ -71,7 +72,6 @@ _KEYS = TemplateKeys(
 )
 
 
-_OWN = "advantages are CoCA's alone"
 _REQUIREMENTS: tuple[Requirement[View], ...] = (
     Requirement("segments", "importance_sampling_level", ("token",), ONE_RATIO),
     Requirement(
@@ -96,7 +96,7 @@ _REQUIREMENTS: tuple[Requirement[View], ...] = (
         "groups",
         "dynamic_sample",
         (False,),
-        "groups whose answers are all right, or all wrong, train the confidence too",
+        ALL_EQUAL,
         optional=True,
     ),
     Requirement(
@@ -106,9 +106,9 @@ _REQUIREMENTS: tuple[Requirement[View], ...] = (
         'the scale of CoCA\'s advantages is COCA=\'{"method": {"advantage_scale": ...}}\'',
         optional=True,
     ),
-    Requirement("estimator", "advantage_estimator", ("grpo",), _OWN),
-    Requirement("estimator", "advantage_reweight", (None,), _OWN),
-    Requirement("estimator", "kl_in_reward", (False,), _OWN, optional=True),
+    Requirement("estimator", "advantage_estimator", ("grpo",), ADVANTAGES_ALONE),
+    Requirement("estimator", "advantage_reweight", (None,), ADVANTAGES_ALONE),
+    Requirement("estimator", "kl_in_reward", (False,), ADVANTAGES_ALONE, optional=True),
 )
 
 
@@ -149,9 +149,8 @@ class Segment(ORM):
 
 def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Parsed:
     """Read the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
-    ids = pad_sequence([torch.tensor(each, dtype=torch.int64) for each in sampled], batch_first=True)
-    responses = Sampled(token_ids=ids, lengths=torch.tensor(list(map(len, sampled))))
-    parsed = responses.read(_token_text(), SETTINGS.method.parser(), SETTINGS.method.max_confidence_tokens)
+    method = SETTINGS.method
+    parsed = Sampled.of_responses(sampled).read(_token_text(), method.parser(), method.max_confidence_tokens)
     if not SETTINGS.allow_open_thinking:
         for completion, text in zip(completions, parsed.texts, strict=True):
             check_no_open_thought(completion.rstrip().removesuffix(text.strip()), "the template of ms-swift", _KEYS)
