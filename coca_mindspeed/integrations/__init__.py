@@ -1,4 +1,5 @@
-"""CoCA in the trainers of other frameworks: TRL (:mod:`.trl`) and ms-swift (:mod:`.ms_swift`); see docs/frameworks.md.
+"""CoCA in the trainers of other frameworks; see docs/frameworks.md and docs/slime.md.
 
-No other module of the package imports these.
+TRL (:mod:`.trl`), ms-swift (:mod:`.ms_swift`), slime and vime (:mod:`.slime`).  No other module of the package imports
+these.
 """

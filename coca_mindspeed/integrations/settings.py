@@ -4,7 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Any
 
 from packaging.specifiers import SpecifierSet
@@ -21,6 +23,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
+from coca_mindspeed.upstream.manifest import matching_manifest
 
 #: Reasons that requirements on the options of several frameworks have.
 ADVANTAGES_ALONE = "advantages are CoCA's alone"
@@ -124,6 +127,16 @@ def check_version(package: str, tested: str) -> None:
     found = version(package)
     if not SpecifierSet(tested).contains(found):
         raise CocaError(f"{package} {found} is installed, {tested} was tested: pip install '{package}{tested}'")
+
+
+def check_sources(package: str) -> None:
+    """Raise ``ManifestError`` naming what differs, if an installed package has other sources than its manifests.
+
+    Its version does not count; a package that cannot be found is not checked.
+    """
+    spec = find_spec(package)
+    for location in (spec and spec.submodule_search_locations) or ():
+        matching_manifest(Path(location).parent, package=package)
 
 
 def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodSettings, where: str) -> None:

@@ -2,14 +2,18 @@
 
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.integrations.settings import ADVANTAGES_ALONE, ALL_EQUAL, ONE_MASK, ONE_RATIO, ONE_WEIGHT
-from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.integrations.settings import (
+    ADVANTAGES_ALONE,
+    ALL_EQUAL,
+    ONE_MASK,
+    ONE_RATIO,
+    ONE_WEIGHT,
+    check_sources,
+)
 
 HOOKS = "coca_mindspeed.integrations.slime"
 _POLICY = "the confidence states the success rate of the policy's own distribution"
@@ -66,6 +70,7 @@ REQUIREMENTS: tuple[Requirement[View], ...] = (
     Requirement("segments", "use_opsm", (False,), ONE_MASK, optional=True),
     Requirement("segments", "custom_tis_function_path", _TOKEN_WEIGHTS, ONE_WEIGHT, optional=True),
     Requirement("segments", "qkv_format", ("thd",), "the parts of a sequence are cut for this layout", optional=True),
+    Requirement("segments", "use_score_centering", (False,), "the objective has no such term", optional=True),
     Requirement(
         "groups",
         "dynamic_sampling_filter_path",
@@ -110,6 +115,5 @@ def check_package(args: Any) -> None:
             f"{package()} has no --custom-advantage-function-path: slime before 0.3.0, what is made from it, and miles "
             "give all tokens of a response one advantage; take slime from 0.3.0, or vime"
         )
-    spec = find_spec("slime") if package() == "slime" else None
-    if spec is not None and spec.submodule_search_locations:
-        matching_manifest(Path(spec.submodule_search_locations[0]).parent, package="slime")
+    if package() == "slime":
+        check_sources("slime")

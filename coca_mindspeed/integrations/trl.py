@@ -33,7 +33,7 @@ from coca_mindspeed.integrations.settings import (
     check_held_out,
     check_options,
     check_prompt,
-    check_version,
+    check_sources,
     integration_settings,
     rows_of_process,
 )
@@ -50,7 +50,6 @@ from coca_mindspeed.scoring.metrics import (
 from coca_mindspeed.scoring.rollout import Credited, Sampled, Scored, confidence_log_probs
 from coca_mindspeed.utils.tokenization import token_text
 
-TESTED = ">=1.16,<1.17"
 logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 _PLAIN = "rendered"
@@ -146,10 +145,10 @@ class CocaTrainer(GRPOTrainer):
             **kwargs: of ``GRPOTrainer``; tools and environments are not supported.
 
         Raises:
-            CocaError: a release of TRL that was not tested, an invalid key, options that contradict each other, or a
-                row that cannot be graded.
+            CocaError: a TRL of other sources than those that were tested, an invalid key, options that contradict each
+                other, or a row that cannot be graded.
         """
-        check_version("trl", TESTED)
+        check_sources("trl")
         section = dict(coca or {})
         self._settings = integration_settings(section, "trl")
         if args is not None:

@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import re
+import shutil
 import socket
 import sys
 from functools import partial
@@ -27,10 +28,12 @@ from coca_mindspeed.config.compose import compose_run  # noqa: E402
 from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
 from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
+from coca_mindspeed.integrations.settings import check_sources  # noqa: E402
 from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
 from coca_mindspeed.local.inputs import load_data  # noqa: E402
 from coca_mindspeed.local.run import warm_start  # noqa: E402
 from coca_mindspeed.scoring.health import HealthWarnings, gap_problem  # noqa: E402
+from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"
 spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)
@@ -512,3 +515,22 @@ def test_the_arguments_of_the_documentation_are_accepted(tmp_path):
     code = re.search(r"args=(GRPOConfig\(.*?\n    \)),\n", text, re.DOTALL)[1]
     arguments = eval(code.replace("runs/trl", str(tmp_path)), {"GRPOConfig": partial(GRPOConfig, bf16=False)})  # noqa: S307
     assert (arguments.num_generations, arguments.loss_type) == (16, "luspo")
+
+
+def test_a_trl_is_taken_by_its_sources_and_not_by_its_version(tmp_path, monkeypatch):
+    """The installed TRL under another version is accepted; a tampered copy is refused by the name of what changed."""
+    shutil.copytree(Path(trl.__file__).parent, tmp_path / "trl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "trl" / "VERSION").write_text("9.9.9")
+    assert matching_manifest(tmp_path, package="trl").release == "1.16.0"
+    monkeypatch.setattr(trl, "__version__", "9.9.9")
+    check_sources("trl")
+    for name, old, new in (
+        ("trainer/grpo_trainer.py", "advantages = advantages.unsqueeze(1)", "advantages = advantages.mean(1)"),
+        ("kernels/chunked_logprob.py", "class ChunkedLogProbFunction(", "class ChunkedLogProbFunction(object, "),
+    ):
+        file = tmp_path / "trl" / name
+        text = file.read_text()
+        file.write_text(text.replace(old, new))
+        with pytest.raises(ManifestError, match="_compute_loss" if "grpo" in name else "ChunkedLogProbFunction"):
+            matching_manifest(tmp_path, package="trl")
+        file.write_text(text)

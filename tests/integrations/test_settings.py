@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.data.export import trl_row
@@ -14,10 +15,13 @@ from coca_mindspeed.integrations import ms_swift, settings
 from coca_mindspeed.integrations.settings import (
     RowGrader,
     check_held_out,
+    check_sources,
     check_version,
     integration_settings,
     rows_of_process,
 )
+from coca_mindspeed.upstream import manifest as manifests
+from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, fingerprint, load_manifests
 
 ROOT = Path(__file__).parents[2]
 STAGED = [name for name, method in METHODS.items() if len(method.stages) > 1]
@@ -91,21 +95,47 @@ def test_stages_share_the_steps(section, total, stages):
     assert settings.stage_at(total + 1, total) == stages[-1]
 
 
-@pytest.mark.parametrize(("found", "accepted"), [("1.15.0", False), ("1.16.3", True), ("1.17.0.dev0", False)])
+@pytest.mark.parametrize(("found", "accepted"), [("4.5.9", False), ("4.6.0", True), ("4.7.0.dev0", False)])
 def test_only_tested_releases(monkeypatch, found, accepted):
     monkeypatch.setattr(settings, "version", lambda package: found)
     if accepted:
-        check_version("trl", ">=1.16,<1.17")
+        check_version("ms-swift", "==4.6.0")
     else:
         with pytest.raises(CocaError, match=found):
-            check_version("trl", ">=1.16,<1.17")
+            check_version("ms-swift", "==4.6.0")
 
 
-@pytest.mark.parametrize(("extra", "file"), [("trl", "trl.py"), ("ms-swift", f"ms_swift/{ms_swift.PLUGIN.name}")])
-def test_the_extras_admit_what_was_tested(extra, file):
-    source = (ROOT / "coca_mindspeed" / "integrations" / file).read_text(encoding="utf-8")
-    tested = re.search(r'^TESTED = "(.+)"$', source, re.MULTILINE)[1]
-    assert f'"{extra}": ["{extra}{tested}"' in (ROOT / "setup.py").read_text(encoding="utf-8")
+def test_the_extras_admit_what_was_tested():
+    """A TRL is accepted by its sources: its oldest release is that of the oldest manifest, and there is no newest."""
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    tested = re.search(r'^TESTED = "(.+)"$', ms_swift.PLUGIN.read_text(encoding="utf-8"), re.MULTILINE)[1]
+    assert f'"ms-swift": ["ms-swift{tested}"' in setup
+    oldest = min((manifest.release for manifest in load_manifests(package="trl")), key=Version)
+    assert f'"trl": ["trl>={Version(oldest).major}.{Version(oldest).minor}"]' in setup
+
+
+SMALL_TRL = "class GRPOTrainer:\n    def _compute_loss(self):\n        return {}\n"
+
+
+def test_a_package_is_accepted_by_its_sources(tmp_path, monkeypatch):
+    """Comments may differ; another text is refused by the name of the definition, and so is a missing one."""
+    package = tmp_path / "trl"
+    (package / "trainer").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    source = package / "trainer" / "grpo_trainer.py"
+    source.write_text(SMALL_TRL.format(0))
+    target = "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss"
+    hook = Hook(target, "use", "both", "called", fingerprint(tmp_path, target))
+    manifest = Manifest(tmp_path / "trl.yaml", "1.16.0", "v1.16.0", (hook,), "trl")
+    monkeypatch.setattr(manifests, "load_manifests", lambda package: [manifest])
+    monkeypatch.syspath_prepend(tmp_path)
+    check_sources("trl")
+    source.write_text(SMALL_TRL.format("0  # the sum"))
+    check_sources("trl")
+    for changed in (SMALL_TRL.format(1), "class GRPOTrainer:\n    pass\n"):
+        source.write_text(changed)
+        with pytest.raises(ManifestError, match="_compute_loss"):
+            check_sources("trl")
 
 
 def test_rows_are_checked_and_graded():

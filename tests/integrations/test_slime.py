@@ -213,6 +213,7 @@ CHANGES = [
     ({"custom_tis_function_path": "examples.mis.f"}, {("segments", "custom_tis_function_path")}),
     ({"custom_tis_function_path": "slime.backends.megatron_utils.loss.icepop_function"}, set()),
     ({"custom_tis_function_path": "vime.backends.megatron_utils.loss.icepop_function"}, set()),
+    ({"use_score_centering": True}, {("segments", "use_score_centering")}),
     ({"qkv_format": "bshd"}, {("segments", "qkv_format")}),
     (
         {"dynamic_sampling_filter_path": "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"},

@@ -1,4 +1,4 @@
-"""A rollout of two groups with invalid confidences and an ungradable answer, for slime's hooks; the library's advantages."""
+"""A rollout of two groups, with invalid confidences and an ungradable answer, and the library's advantages."""
 
 import json
 
@@ -12,6 +12,7 @@ from coca_mindspeed.integrations.slime_requirements import HOOKS
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer("?")
+TOKENIZER.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 GROUP = 4
 #: What each sample of both questions says; ``?`` cannot be graded by :data:`GRADER`.
 SAID = (
