@@ -12,8 +12,8 @@ export GOMP_SPINCOUNT := 10000
 endif
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
-.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
-.PHONY: lock lock-oldest lock-opencompass lock-verl docs frozen system-packages .venv
+.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-slime test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
+.PHONY: lock lock-oldest lock-opencompass lock-verl lock-slime docs frozen system-packages .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z0-9_. -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -192,8 +192,14 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/verl.in \
 	  -o requirements/verl.txt
 
+lock-slime: $(STAMP)  ## resolve requirements/slime.in anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
+	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/slime.in \
+	  -o requirements/slime.txt
+
 clean:  ## remove environments and caches, not runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift \
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift .venv-slime \
 	  .venv-oldest .venv-newest build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 clean-runs:  ## remove runs/, trainings included
@@ -226,3 +232,17 @@ test-trl: .venv-trl/.installed  ## CoCA in the real TRL, in its own environment:
 
 test-ms-swift: .venv-ms-swift/.installed runs/demo/model/config.json  ## CoCA in the real ms-swift, in its own environment
 	MS_SWIFT_MODEL=runs/demo/warm_start .venv-ms-swift/bin/python -m pytest -s tests/integration/test_ms_swift_coca.py
+
+# Tests of slime's own functions; SLIME may be a clone that is there.
+SLIME ?= https://github.com/THUDM/slime
+SLIME_RELEASES ?= v0.3.0 v0.3.1 624b824a8
+.venv-slime/.installed: requirements/slime.txt
+	$(PYTHON) -m venv .venv-slime
+	.venv-slime/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/slime.txt
+	git clone --quiet $(SLIME) .venv-slime/clone
+	$(foreach r,$(SLIME_RELEASES),git -C .venv-slime/clone worktree add --quiet --detach ../slime-$(r) $(r) &&) touch $@
+
+test-slime: .venv-slime/.installed  ## CoCA in slime's own functions of three releases, in an environment of its own, without an accelerator
+	for release in $(SLIME_RELEASES); do \
+	  SLIME_HOME=.venv-slime/slime-$$release OMP_NUM_THREADS=1 .venv-slime/bin/python -m pytest -s tests/integration/slime || exit 1; \
+	done
