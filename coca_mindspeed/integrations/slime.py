@@ -46,7 +46,7 @@ VERDICT = "coca_correct"  # key of Sample.metadata: true, false, or null where t
 logger = logging.getLogger(__name__)
 _KEYS = TemplateKeys(variables="--apply-chat-template-kwargs", allow_open_thinking="coca.allow_open_thinking", day="")
 _END = 40  # characters that may open a thought at the end of a rendered prompt
-_HEALTH = HealthWarnings()  # of the rollouts, which one process makes
+HEALTH = HealthWarnings()  # of the rollouts, which one process makes
 
 
 def check(args: Any) -> None:
@@ -171,7 +171,7 @@ def log_metrics(rollout_id: int, args: Any, samples: Sequence[Any], extra: dict[
     metrics = values(rollout_metrics(_credited(args, samples)[1]))
     truncated = [sample.status is type(sample).Status.TRUNCATED for sample in samples]
     metrics["response/cut_off_share"] = sum(truncated) / len(truncated)
-    if warning := _HEALTH.after_step(rollout_id + 1, metrics, _checked(args).method.training_method):
+    if warning := HEALTH.after_step(rollout_id + 1, metrics, _checked(args).method.training_method):
         logger.warning(warning)
     if extra is not None:
         extra.update({f"rollout/coca/{name}": value for name, value in metrics.items() if not math.isnan(value)})

@@ -72,7 +72,7 @@ def _stand_ins(monkeypatch):
     for name in ("slime", "slime.backends", "slime.backends.megatron_utils"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(slime, "check_package", lambda args: None)
-    monkeypatch.setattr(slime, "_HEALTH", HealthWarnings())
+    monkeypatch.setattr(slime, "HEALTH", HealthWarnings())
 
 
 def options(folder, method=(), **changed):
