@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.mindspeed.start.driver import compose_config, mindspeed_rl_home, prepare, run_mindspeed_rl, train
+from coca_mindspeed.mindspeed.native import compose_config
+from coca_mindspeed.mindspeed.start.driver import find_checkouts, prepare, run_mindspeed_rl, train
 from coca_mindspeed.mindspeed.start.process import DRIVER_HOOKS, WORKER_HOOKS, set_up
 from coca_mindspeed.upstream.manifest import Hook, Manifest
 from coca_mindspeed.utils.console import print_failure
@@ -56,7 +57,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file of the run")
     try:
-        training = prepare(compose_config(parser.parse_args().config, [], mindspeed_rl_home()), os.environ)
+        home = find_checkouts(os.environ)["MINDSPEED_RL_HOME"]
+        training = prepare(compose_config(parser.parse_args().config, mindspeed_rl_home=home), os.environ)
         train(training, run_own_grpo, "benchmarks.mindspeed_own_grpo.setup_worker")
     except CocaError as error:
         return print_failure(error, error.exit_code)

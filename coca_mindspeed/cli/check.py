@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coca_mindspeed.cli.config import add_run_arguments, compose_typed
+from coca_mindspeed.cli.config import add_run_arguments, compose_engine_run
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.compose import ComposedConfig, find_verl_run
 from coca_mindspeed.config.plan import Plan, show_plan
@@ -46,9 +46,12 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """Check and print the plan; return the command that starts the run, and the keys whose files are missing."""
     name, quiet = arguments.run_name, arguments.quiet
     file = find_verl_run(name)
-    composed = None if file else compose_typed(name, arguments.overrides)
+    composed = None if file else compose_engine_run(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
-        plan, begun = _check_cluster(composed, arguments)
+        from coca_mindspeed.mindspeed.native import their_names
+
+        with their_names(composed.run):
+            plan, begun = _check_cluster(composed, arguments)
         options = ["--output", str(arguments.output)] if arguments.output else []
         return _launch_command(composed, arguments.overrides, [*options, *["--resume"] * begun]), plan.missing
     for option in ("write", "metrics", *(["output"] if file else [])):
@@ -69,7 +72,7 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 def _launch_command(composed: ComposedConfig, overrides: Sequence[str], options: Sequence[str]) -> str:
     """The command of the first node; the launch scripts take the number of nodes from the environment."""
     own, nodes = Path("launch", f"{composed.name}.sh"), composed.run.hardware.nodes
-    rest = [override for override in overrides if not override.lstrip("+").startswith("hardware.nodes=")]
+    rest = [each for each in overrides if not each.lstrip("+").startswith(("hardware.nodes=", "coca.nodes="))]
     script = [str(own)] if own.is_file() else ["launch/run.sh", composed.name]
     command = shlex.join(["bash", *script, *rest, *options])
     if nodes == 1:

@@ -1,9 +1,8 @@
-"""``coca-mindspeed config``: list runs and keys, print the resolved YAML of a run, convert MindSpeed-RL's own YAML."""
+"""``coca-mindspeed config``: list runs and keys, print the resolved YAML of a run."""
 
 import argparse
 import inspect
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from coca_mindspeed.cli.options import place, subcommand
+from coca_mindspeed.cli.options import subcommand
 from coca_mindspeed.config.compose import (
     ComposedConfig,
     compose_run,
-    config_directory,
     describe_run,
+    is_mindspeed_rls,
     near_key,
     ready_made_runs,
 )
@@ -25,7 +24,6 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import Section, fields_of, is_section
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.utils.console import markdown_table, print_markdown, print_text
-from coca_mindspeed.utils.files import write_atomically
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -45,6 +43,16 @@ def compose_typed(name: str, overrides: Sequence[str], *, allow_missing: bool = 
     return compose_run(name, overrides, allow_missing=allow_missing, upstream=_written_as)
 
 
+def compose_engine_run(name: str, overrides: Sequence[str]) -> ComposedConfig:
+    """:func:`compose_typed`, also of a file in MindSpeed-RL's layout."""
+    path = Path(name).expanduser()
+    if path.suffix != ".yaml" or not path.is_file() or not is_mindspeed_rls(path):
+        return compose_typed(name, overrides)
+    from coca_mindspeed.mindspeed.native import compose_cluster_run
+
+    return compose_cluster_run(name, overrides)
+
+
 def _written_as(key: str, value: object, sections: Mapping[str, Any]) -> Sequence[str]:
     from coca_mindspeed.mindspeed.keys import written_as  # a run without errors does not need it
 
@@ -59,12 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("key", metavar="KEY", help="key of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="as in show")
     subcommand(actions, "list", "list the ready-made runs, with model, data and hardware of each")
-    convert = subcommand(actions, "convert", "print a YAML file in MindSpeed-RL's own layout as a run of ours")
-    convert.add_argument("file", type=Path, metavar="THEIRS.yaml", help="its defaults may need MINDSPEED_RL_HOME")
-    machines = sorted(path.stem for path in (config_directory() / "hardware").glob("ascend_*.yaml"))
-    machine = "default: by A2 or A3 in the file's name, else by its number of NPUs"
-    convert.add_argument("--hardware", choices=machines, help=machine)
-    convert.add_argument("--output", type=place, metavar="FILE", help="write to a new file instead")
     keys = subcommand(actions, "keys", "list every key with its type, range, default and meaning")
     keys.add_argument(
         "of",
@@ -82,8 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "get":
         composed = compose_typed(arguments.run_name, arguments.overrides)
         print(_value(composed.run.model_dump(mode="json"), arguments.key))
-    elif arguments.action == "convert":
-        _convert(arguments.file.expanduser(), arguments.hardware, arguments.output)
     elif arguments.action == "list":
         names = ready_made_runs()
         width = max(map(len, names))
@@ -99,23 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_markdown(section_table("coca", CocaSettings))
     return 0
-
-
-def _convert(theirs: Path, hardware: str | None, output: Path | None) -> None:
-    from coca_mindspeed.mindspeed.upstream_layout import convert
-
-    if output is not None and (output.exists() or not output.parent.is_dir()):
-        reason = "already exists; choose another file" if output.exists() else f"{output.parent} is not a directory"
-        raise UsageError(f"--output {output}: {reason}")
-    if output is not None and output.suffix != ".yaml":
-        raise UsageError(f"--output {output}: expected a file whose name ends in .yaml")
-    text, notes = convert(theirs, hardware)
-    if output is None:
-        sys.stdout.write(text)
-        return
-    write_atomically(output, text)
-    command = shlex.join(["coca-mindspeed", "check", str(output)])
-    print_text("\n".join([*notes, f"written: {output}", f"check it by: {command}"]))
 
 
 def _value(values: Any, key: str) -> str:

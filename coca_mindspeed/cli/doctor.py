@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from coca_mindspeed.cli.config import compose_typed
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, releases, show_findings
+from coca_mindspeed.mindspeed.native import compose_cluster_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     name = arguments.run_name
-    config = compose_typed(name, arguments.overrides).run if name else None
+    config = compose_cluster_run(name, arguments.overrides).run if name else None
     output = arguments.output or Path("runs") / Path(name or "").stem
     findings = examine_machine(Machine(), config, arguments.release, output)
     if not arguments.json:

@@ -244,8 +244,8 @@ def compose_run(
             wrong = f"its defaults name {default!r}, which is no run of ours and no file beside it{near}"
             raise ConfigError(f"{file}: cannot be composed: {wrong}")
     if is_path and is_mindspeed_rls(file):
-        command = shlex.join(["coca-mindspeed", "config", "convert", str(path), "--output", f"coca_{stem}.yaml"])
-        reason = "is in MindSpeed-RL's own layout; convert it once, and give the new file instead"
+        reason = "is in MindSpeed-RL's own layout, which check, doctor and launch take"
+        command = shlex.join(["coca-mindspeed", "check", str(path)])
         raise_problems([Problem("mindspeed-rl-layout", str(path), content, reason, command)])
     hydra_overrides = []
     for override in overrides:

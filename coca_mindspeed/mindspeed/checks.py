@@ -3,7 +3,8 @@
 Other conditions are left to MindSpeed-RL's ``validate_rl_args``, which refuses a run when the driver starts.
 """
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,14 @@ from coca_mindspeed.config.checks import CHECKS, same_data
 from coca_mindspeed.config.requirements import required
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Check, ConfigError, Problem, find_problems, problems_of, raise_problems
-from coca_mindspeed.mindspeed.keys import RENAMES, set_twice, translate, written_as
+from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, set_twice, translate, written_as
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.requirements import HOOK_CHECKS, IGNORED, HookConfig, MindSpeedView, run_requirements
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
-from coca_mindspeed.scoring.settings import checked_section
+from coca_mindspeed.scoring.settings import checked_section, method_section
 
 #: Problems of MindSpeed-RL's keys without effect.
 ignored_keys = required(IGNORED)
@@ -34,16 +35,16 @@ def run_problems(
     ``iterations`` is the length of a stage (None: unknown), ``file_values`` makes the configuration that the driver
     reads.
     """
+    own = not isinstance(run, NativeRun)
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         same_data,
         required(run_requirements(iterations)),
         lambda run: compare_model(run.model.path, translate(run)).problems,
-        set_twice,
-        lambda run: _npus(run, resolved),
+        *([set_twice, lambda run: _npus(run, resolved)] if own else []),
         lambda run: _layout(run, resolved),
         lambda run: _driver(run, file_values()),
-        _upstream_keys,
+        *([_upstream_keys] if own else []),
     )
     return find_problems(run, checks)
 
@@ -51,7 +52,8 @@ def run_problems(
 def _layout(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
     """Problems of the layout, under configuration keys."""
     for problem in layout_problems(resolved):
-        value = run.trainer.minibatches if problem.key == "mini_batch" else problem.value
+        ours = problem.key == "mini_batch" and not isinstance(run, NativeRun)
+        value = run.trainer.minibatches if ours else problem.value
         yield problem._replace(key=KEYS[problem.key], value=value)
 
 
@@ -81,6 +83,9 @@ def _driver(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
         split_config(OmegaConf.create(values))
     except ConfigError as error:
         for problem in problems_of(error, "mindspeed-rl", "coca"):
+            if isinstance(run, NativeRun):
+                yield problem
+                continue
             if problem.code != "hook-warmup" or not run.optimizer.warmup_steps:  # else found in our own section
                 yield problem._replace(key=RENAMES.get(problem.key, f"mindspeed_rl.{problem.key}"))
 
@@ -94,13 +99,27 @@ def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
         yield found._replace(fix=f"write {' and '.join(elsewhere)}") if elsewhere else found
 
 
+def coca_section(values: Mapping[str, Any], **missing: Any) -> CocaSettings:
+    """The section ``coca``, whose clip is MindSpeed-RL's if it has none; ``missing`` are other defaults.
+
+    Raises ConfigError if it is wrong.
+    """
+    section = {**missing, **(values.get("coca") or {})}
+    with contextlib.suppress(ValueError):  # an unknown form is refused below
+        method = method_section(section.get("method") or {})
+        if isinstance(method, Mapping):
+            section["method"] = {"clip": MindSpeedView(values).value("rl_config.clip_ratio"), **method}
+    return checked_section(CocaSettings, section)
+
+
 def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     """The section ``coca``, checked, and MindSpeed-RL's configuration, whose values have the right types, without it.
 
     Raises ConfigError if the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
     """
     theirs: Any = OmegaConf.to_container(config, resolve=True)
-    settings = checked_section(CocaSettings, theirs.pop("coca", None) or {})
+    settings = coca_section(theirs)
+    theirs.pop("coca", None)
     hooks = HookConfig(theirs, settings)
     if not hooks.log_probs_of_samples:  # so they cannot be compared with training's
         hooks = replace(hooks, settings=settings.model_copy(update={"rollout_log_probs": False}))

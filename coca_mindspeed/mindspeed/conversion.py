@@ -18,12 +18,12 @@ from coca_mindspeed.utils.packages import name_missing_packages, require
 if __name__ == "__main__":
     name_missing_packages()
 
-from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
-from coca_mindspeed.mindspeed.keys import translate, written_as
+from coca_mindspeed.mindspeed.keys import translate
 from coca_mindspeed.mindspeed.model_config import compare_model
+from coca_mindspeed.mindspeed.native import compose_cluster_run, their_names
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
@@ -260,10 +260,11 @@ def main(arguments: Sequence[str]) -> int:
         name = absolute_run(parsed.run_name)
         output = None if parsed.output is None else parsed.output.absolute()
         go_to_the_source_tree()
-        run = compose_run(name, parsed.overrides, upstream=written_as).run
+        run = compose_cluster_run(name, parsed.overrides).run
         output = Path("runs") / Path(name).stem if output is None else output
         options = {"dry_run": parsed.dry_run, "finish_only": parsed.finish}
-        return convert(parsed.direction, run, output, parsed.iteration, **options)
+        with their_names(run):
+            return convert(parsed.direction, run, output, parsed.iteration, **options)
     except CocaError as error:
         return print_failure(error, error.exit_code)
 

@@ -25,6 +25,8 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, Problem, problems_of, show_value
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
 from coca_mindspeed.mindspeed.hooks import applied_patch
+from coca_mindspeed.mindspeed.keys import NativeRun
+from coca_mindspeed.mindspeed.native import renamed
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier
@@ -119,7 +121,10 @@ def examine_machine(
     found = [checkout, *_sources(machine, stack), *_ray(machine, run)]
     if run is None or run.hardware.platform == "npu":
         found = [*_software(machine, stack), *found, *_hardware(machine, run)]
-    return found if run is None else [*found, *_run(machine, run, output or Path("runs"), plan)]
+    if run is None:
+        return found
+    found += _run(machine, run, output or Path("runs"), plan)
+    return [Finding(ok, renamed(problem)) for ok, problem in found] if isinstance(run, NativeRun) else found
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:

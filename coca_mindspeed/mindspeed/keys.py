@@ -1,6 +1,6 @@
 """The key table of a cluster run: which keys of ours set which keys of MindSpeed-RL.
 
-Names of both sides meet here.  The run file, the plan, "set twice", a resumed run's identity and the conversion of
+Names of both sides meet here.  The run file, the plan, "set twice", a resumed run's identity and the reading of
 MindSpeed-RL's own YAML follow from the table.  Its other keys are free: ``configs/hardware/ascend.yaml`` and a run's
 section ``mindspeed_rl`` set them.
 """
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of, keys_of_identity
 from coca_mindspeed.errors import Problem, raise_problems, show_value
+from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.upstream_keys import CLASSES, shipped_keys
 from coca_mindspeed.utils.text_formats import value_of
@@ -72,31 +73,34 @@ RENAMES = {
 }
 
 
+class NativeRun(RunConfig):
+    """A run whose file is in MindSpeed-RL's layout: ``mindspeed_rl`` holds all of it, the section ``coca`` too."""
+
+
 class Entry(NamedTuple):
-    """How a key of MindSpeed-RL follows from keys of ours."""
+    """How a key of MindSpeed-RL follows from keys of ours; ``typed`` of them set it."""
 
     ours: tuple[str, ...]
     value: Callable[..., Any]  # of the values of ours
-    inverse: Callable[..., Any] | None = None  # the last of ours, of the others and the key's own value
+    typed: tuple[str, ...]
 
 
+_LENGTHS = ("rollout.max_prompt_tokens", "rollout.max_new_tokens")
 #: Key of MindSpeed-RL -> its entry, of the renames and of the keys that are computed; the last two unless
 #: ``data.epochs`` decides the length.
-TABLE = {key: Entry((ours,), lambda value: value, lambda value: value) for key, ours in RENAMES.items()} | {
+TABLE = {key: Entry((ours,), lambda value: value, (ours,)) for key, ours in RENAMES.items()} | {
     # Megatron refuses the seed 0.
-    "megatron_training.seed": Entry(("seed",), lambda seed: seed + 1, lambda theirs: theirs - 1),
-    "megatron_training.seq_length": Entry(("rollout.max_prompt_tokens", "rollout.max_new_tokens"), operator.add),
+    "megatron_training.seed": Entry(("seed",), lambda seed: seed + 1, ("seed",)),
+    "megatron_training.seq_length": Entry(_LENGTHS, operator.add, _LENGTHS),
     "rl_config.mini_batch_size": Entry(
-        ("rollout.prompts", "trainer.minibatches"),
-        operator.floordiv,
-        lambda prompts, size: None if prompts % size else prompts // size,
+        ("rollout.prompts", "trainer.minibatches"), operator.floordiv, ("trainer.minibatches",)
     ),
-    "rl_config.use_wandb": Entry(("logging.wandb",), lambda project: project is not None),
-    "megatron_training.train_iters": Entry(("trainer.steps",), lambda steps: steps, lambda steps: steps),
+    "rl_config.use_wandb": Entry(("logging.wandb",), lambda project: project is not None, ("logging.wandb",)),
+    "megatron_training.train_iters": Entry(("trainer.steps",), lambda steps: steps, ("trainer.steps",)),
     "actor_config.lr_warmup_fraction": Entry(
         ("trainer.steps", "optimizer.warmup_steps"),
         lambda steps, warmup: warmup / steps,
-        lambda steps, fraction: round(steps * fraction),
+        ("optimizer.warmup_steps",),
     ),
 }
 _LENGTH = ("megatron_training.train_iters", "actor_config.lr_warmup_fraction")
@@ -113,6 +117,8 @@ WRITTEN: dict[str, tuple[str, Callable[[RunConfig, int, Any], Any]]] = {
     "coca.output_dir": ("--output", lambda run, _, files: str(files.results.absolute())),
     "coca.data_sha256": ("the content of the record files", lambda *_: None),  # of the files that are here
 }
+#: Keys of a file in MindSpeed-RL's layout that the run sets, besides those of :data:`WRITTEN`.
+SET_FOR_NATIVE_RUNS = ("megatron_training.seq_length", "megatron_training.dataset_additional_keys")
 _ACTOR = ("megatron_training", "actor_config")
 # Of what a Megatron checkpoint depends on: its folders, its optimizer's state, and its schedule, which is compared.
 _OF_A_CHECKPOINT = (
@@ -168,9 +174,17 @@ def own_values(run: RunConfig) -> dict[str, Any]:
 def translate(run: RunConfig) -> dict[str, Any]:
     """MindSpeed-RL's sections: the run's ``mindspeed_rl``, and the values that our keys give.
 
-    Raises ConfigError if a section is not a mapping.
+    Of a run in MindSpeed-RL's layout, only the length of a sequence and the column of records are ours.  Raises
+    ConfigError if a section is not a mapping.
     """
     values = deepcopy(run.mindspeed_rl)
+    if isinstance(run, NativeRun):
+        for key in SET_FOR_NATIVE_RUNS:
+            value = run.rollout.max_prompt_tokens + run.rollout.max_new_tokens if key.endswith("length") else [RECORD]
+            there = [place for place in places(key, values) if value_of(values, place, _ABSENT) is not _ABSENT]
+            for place in there or [key]:
+                put(values, place, value)
+        return values
     shapes, *_ = actor_sections(values)
     for key, value in own_values(run).items():
         put(values, key.replace("model.actor", shapes), value)
@@ -275,7 +289,7 @@ def _set_by(key: str) -> tuple[str, ...]:
     """Keys of ours, or options, that set a key of MindSpeed-RL's; those that it is computed from by others are not."""
     same = places(key, {})
     if (entry := next((TABLE[place] for place in same if place in TABLE), None)) is not None:
-        return entry.ours if entry.inverse is None else entry.ours[-1:]
+        return entry.typed
     return next(((WRITTEN[place][0],) for place in same if place in WRITTEN), ())
 
 

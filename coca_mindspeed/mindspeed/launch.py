@@ -11,11 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, show_findings
-from coca_mindspeed.mindspeed.keys import written_as
+from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native, their_names
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.run_file import (
@@ -58,15 +58,20 @@ def launch(call: Launch) -> int:
         return _smoke(call)
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
-    typed = call.overrides
+    native = is_native(call.run)
+    typed, key = call.overrides, "coca.nodes" if native else "hardware.nodes"
     if call.trial:
-        trial = read_layer("launch/trial")
+        trial = read_layer("launch/trial_native" if native else "launch/trial")
         typed = (*trial.defaults, *typed, *trial.fixed)
-    overrides = call.on_nodes("hardware.nodes", nodes, typed)
-    composed = compose_run(call.run, overrides, upstream=written_as)
-    call = replace(call, output=call.directory())
+    overrides = call.on_nodes(key, nodes, typed)
+    composed = compose_cluster_run(call.run, overrides)
+    with their_names(composed.run):
+        return _start(composed, replace(call, output=call.directory()), nodes, key, overrides)
+
+
+def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overrides: Sequence[str]) -> int:
     plan = show_plan_of(composed)
-    require_nodes("hardware.nodes", composed.run.hardware.nodes, nodes)
+    require_nodes(key, composed.run.hardware.nodes, nodes)
     if call.dry_run or nodes.rank:  # the others do so before they start Ray
         check_gold_answers(composed.run, os.environ)
     # The other nodes may share the directory.
@@ -148,6 +153,11 @@ def _prepare(values: Mapping[str, Any]) -> driver.Training:
 
 def _smoke(call: Launch) -> int:
     """Two steps of the tiny model on the local engine, in a process of their own."""
+    if is_native(call.run):
+        raise UsageError(
+            "--smoke runs the local engine, which has none of MindSpeed-RL's keys: try the method by "
+            f"`coca-mindspeed demo`, and this file by `{call.command} --trial`"
+        )
     layer = read_layer("launch/smoke")
     call.refuse_overrides(layer.fixed)
     for override in call.overrides:

@@ -40,7 +40,7 @@ def _at_least(code: str, key: str, least: str, name: str, when: _When) -> Row:
 #: The schema checks those of our keys.
 SIZES: tuple[Row, ...] = tuple(
     Row("size", name, lambda size, _: size >= 1, "must be at least 1")
-    for name in ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch")
+    for name in ("npus", "tp", "pp", "cp", "rollout_tp", "micro_batch", "mini_batch")
 )
 #: ``TransformerConfig.__post_init__``, Megatron's ``divide`` and ``validate_args``, ``_validate_resource``.
 PARALLELISM: tuple[Row, ...] = (
@@ -93,6 +93,7 @@ BATCHES: tuple[Row, ...] = (
     _is_multiple("prompts-engines", "prompts", "rollout_dp", "rollout engines", when=lambda r: r.fills_npus),
     # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than configured.
     _is_multiple("mini-batch-dp", "mini_batch", "dp", "data-parallel ranks", when=_whole_ranks),
+    _divides("mini-batch", "mini_batch", "prompts", "prompts", when=_whole_ranks),
     _divides("micro-batch", "micro_batch", "rank_responses", "responses of a data-parallel rank", when=_whole_ranks),
     # BaseTrainingEngine.update would make a smaller minibatch of the rest of every dispatch.
     Row(
@@ -112,6 +113,7 @@ BATCHES: tuple[Row, ...] = (
         optional=True,
     ),
 )
+_LONGEST = "the longest prompt and response"
 #: The model's context, vLLM-Ascend's scheduler (vLLM's own splits prompts), ``rearrange_micro_batches``.
 LENGTHS: tuple[Row, ...] = (
     Row(
@@ -127,12 +129,14 @@ LENGTHS: tuple[Row, ...] = (
         lambda r: f"must be at most the model's context of {r.context}",
         when=lambda r: r.longest <= r.context,
     ),
+    # validate_config's ``seq_length``, which is that of the longest sequence.
+    _at_least("model-length", "max_model_len", "longest", _LONGEST, lambda r: r.longest <= r.context),
     _at_least("batched-tokens", "max_batched_tokens", "max_model_len", "max_model_len", lambda r: r.ascend_scheduler),
     Row(
         "padding-dynamic", "remove_padding", (True,), "use_dynamic_bsz packs responses", when=lambda r: r.dynamic_batch
     ),
-    _at_least("packing", "update_tokens", "longest", "the longest prompt and response", lambda r: r.dynamic_batch),
-    _at_least("packing", "logprob_tokens", "longest", "the longest prompt and response", lambda r: r.dynamic_batch),
+    _at_least("packing", "update_tokens", "longest", _LONGEST, lambda r: r.dynamic_batch),
+    _at_least("packing", "logprob_tokens", "longest", _LONGEST, lambda r: r.dynamic_batch),
 )
 
 

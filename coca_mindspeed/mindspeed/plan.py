@@ -6,7 +6,7 @@ Time and memory are estimates that were not measured on an NPU.
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,12 @@ from coca_mindspeed.config.plan import (
 )
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
-from coca_mindspeed.mindspeed.checks import run_problems
-from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
+from coca_mindspeed.mindspeed.checks import ignored_keys, run_problems
+from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, NativeRun, actor_values, translate, underscored
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.model_config import compare_model
+from coca_mindspeed.mindspeed.native import in_their_names, renamed
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.records import read_record_file
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values
@@ -107,7 +109,22 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     warnings = () if counts is None else counts.warnings(*files)
     compared = compare_model(run.model.path, translate(run)).notes
     notes = (*form_notes(run.method, "method=coca_stable"), *_notes(resolved, memory), *compared)
-    return ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
+    plan = ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
+    return _in_their_names(plan, run) if isinstance(run, NativeRun) else plan
+
+
+def _in_their_names(plan: ClusterPlan, run: NativeRun) -> ClusterPlan:
+    """The plan with MindSpeed-RL's keys, and notes on those that have no effect, or that the run sets."""
+    ignored = [problem.key for problem in ignored_keys(MindSpeedView(run.mindspeed_rl))]
+    notes = [f"no effect: {', '.join(ignored)}"] * bool(ignored)
+    notes.append(f"set by the run: {', '.join((*SET_FOR_NATIVE_RUNS, 'actor_config.save'))}")
+    return replace(
+        plan,
+        rows=tuple((in_their_names(name), in_their_names(str(value))) for name, value in plan.rows),
+        notes=(*map(in_their_names, plan.notes), *notes),
+        problems=tuple(map(renamed, plan.problems)),
+        warnings=tuple(map(renamed, plan.warnings)),
+    )
 
 
 def _question_counts(run: RunConfig, iterations: int) -> QuestionCounts | None:
@@ -127,7 +144,8 @@ def show_plan_of(composed: ComposedConfig, metrics: Path | None = None, *, quiet
     """Plan a composed run, print the plan, and return it if it has no problems; raises as :func:`make_plan`."""
     for problem in missing_data(composed.run):
         if problem.key == "data.train":
-            print_text(f"warning: {problem}", sys.stderr)
+            shown = renamed(problem) if isinstance(composed.run, NativeRun) else problem
+            print_text(f"warning: {shown}", sys.stderr)
     plan = make_plan(composed.run, composed.name, metrics)
     show_plan(plan, quiet=quiet)
     return plan

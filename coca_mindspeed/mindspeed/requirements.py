@@ -43,7 +43,23 @@ class MindSpeedView(View):
         "rl_config.n_samples_per_prompt": 1,
         "rl_config.reward_dispatch_size": 0,
         "rl_config.adv_dispatch_size": 0,
+        "rl_config.mini_batch_size": 1,
+        "rl_config.epochs": 1,
+        "rl_config.max_prompt_length": 512,
+        "rl_config.use_tensorboard": False,
+        "generate_config.trust_remote_code": False,
         f"{_SAMPLING}.temperature": 1.0,
+        "megatron_training.num_query_groups": 1,
+        "megatron_training.rotary_base": 10_000,
+        "megatron_training.untie_embeddings_and_output_weights": False,
+        "megatron_training.add_qkv_bias": False,
+        "megatron_training.qk_layernorm": False,
+        "megatron_training.norm_epsilon": 1e-5,
+        "megatron_training.lr_decay_style": "linear",
+        "megatron_training.weight_decay": 0.01,
+        "megatron_training.clip_grad": 1.0,
+        "megatron_training.adam_beta1": 0.9,
+        "megatron_training.adam_beta2": 0.999,
     }
 
     def place(self, key: str) -> str:

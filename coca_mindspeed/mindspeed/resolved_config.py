@@ -4,6 +4,8 @@ Defaults are those of MindSpeed-RL's config classes, because a key that a YAML f
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -162,6 +164,15 @@ KEYS = {name: str(field.alias) for name, field in ResolvedConfig.model_fields.it
 _ABSENT = object()
 
 
+def refuse_mixtures(values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for a mixture of experts in MindSpeed-RL's sections."""
+    actor = actor_values(underscored(values))
+    if (experts := actor.get("num_experts")) is not None:
+        reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
+        key = f"{prefix}model.{actor.get('model', 'actor')}.num_experts"
+        raise_problems([Problem("mixture-of-experts", key, experts, reason, "train a dense model")])
+
+
 def resolve_config(run: RunConfig) -> ResolvedConfig:
     """Read the resolved configuration of a run for Ascend.
 
@@ -177,17 +188,14 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
         raise_problems([Problem("no-architecture", "model.architecture", None, "must be the model's shapes", fix)])
     theirs = underscored(translate(run))
     actor = actor_values(theirs)
-    if (experts := actor.get("num_experts")) is not None:
-        reason = "must be absent: neither the layout nor the memory of a mixture of experts is planned"
-        fix = "untried: start the driver with this YAML, without a plan (docs/port.md, How a run starts)"
-        key = f"mindspeed_rl.model.{actor.get('model', 'actor')}.num_experts"
-        raise_problems([Problem("mixture-of-experts", key, experts, reason, fix)])
+    refuse_mixtures(theirs, "mindspeed_rl.")
     packing = value_of(theirs, "rl_config.max_packing_token_size", 4096)
     rl = dict.fromkeys(("update_max_packing_token_size", "actor_max_packing_token_size"), packing) | theirs["rl_config"]
     merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor, "rl_config": rl}
     values = {**run.model_dump(), "mindspeed_rl": theirs | merged}
     read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
-    read |= {KEYS["mini_batch"]: rl["mini_batch_size"], KEYS["load"]: actor.get("load")}
+    read |= {KEYS["mini_batch"]: rl.get("mini_batch_size", 1), KEYS["load"]: actor.get("load")}
+    read[KEYS["keep_checkpoints"]] = value_of(theirs, "coca.keep_checkpoints")
     try:
         return ResolvedConfig.model_validate(read)
     except ValidationError as error:

@@ -38,7 +38,7 @@ def test_a_dry_run_composes_once(monkeypatch, capsys):
         return hydra.compose(*arguments, **options)
 
     monkeypatch.setattr("coca_mindspeed.config.compose.compose", compose_once)
-    monkeypatch.setattr("coca_mindspeed.mindspeed.start.driver.compose", compose_once)
+    monkeypatch.setattr("coca_mindspeed.mindspeed.native.compose", compose_once)
     assert main(["launch", "qwen25_7b_910b", "--dry-run", "optimizer.lr=3e-6"]) == 0
     assert len(composed) == 1
     shown = capsys.readouterr().out

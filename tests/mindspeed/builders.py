@@ -11,6 +11,60 @@ from torch import Tensor
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.stages import advantage_task, dock, reward_worker
 
+#: A file in MindSpeed-RL's own layout, as its ``configs/grpo_*.yaml``.
+NATIVE = """model:
+  qwen25_7b: {use_mcore_models: true, num_layers: 28, hidden_size: 3584, ffn_hidden_size: 18944,
+    num_attention_heads: 28, rotary_base: 1000000, max_position_embeddings: 32768, padded_vocab_size: 152064,
+    make_vocab_size_divisible_by: 1,
+    untie_embeddings_and_output_weights: true, add_qkv_bias: true, group_query_attention: true, num_query_groups: 4,
+    position_embedding_type: rope, normalization: RMSNorm, swiglu: true, disable_bias_linear: true}
+megatron_training:
+  model: qwen25_7b
+  stage: ray_grpo
+  tokenizer_name_or_path: ./Qwen2.5-7B
+  data_path: ./train.jsonl
+  dataset_additional_keys: [labels]
+  global_batch_size: 32
+  seq_length: 2048
+  save_interval: 100
+  train_iters: 500
+  seed: 3
+  bf16: true
+  use_distributed_optimizer: true
+  sequence_parallel: true
+actor_config:
+  model: qwen25_7b
+  micro_batch_size: 1
+  tensor_model_parallel_size: 4
+  lr: 2e-6
+  weight_decay: 0.01
+  lr_warmup_fraction: 0.0
+  adam_beta2: 0.98
+  load: ./weights
+  save: ./ckpt
+rl_config:
+  gamma: 1.0
+  lam: 0.95
+  adv_estimator: group_norm
+  kl_penalty: low_var_kl
+  init_kl_coef: 0.0
+  mini_batch_size: 16
+  max_prompt_length: 2048
+  n_samples_per_prompt: 8
+  verifier_function: [math_17k_acc]
+  actor_resource: {num_npus: 16}
+generate_config:
+  offload_train_optimizer: true
+  offload_train_grad: true
+  offload_train_param: true
+  infer_tensor_parallel_size: 1
+  max_num_seqs: 64
+  max_model_len: 4096
+  max_num_batched_tokens: 8192
+  gpu_memory_utilization: 0.6
+  sampling_config: {max_tokens: 2048, top_p: 1.0, top_k: -1}
+"""
+
 
 def write(path: Path | str, text: str = "") -> Path:
     path = Path(path)

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.mindspeed.native import compose_config
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings, ProcessSettings
 from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP
@@ -43,19 +44,19 @@ def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path):
     write(tmp_path / "rl/configs/model/tiny.yaml", "tiny: {num_layers: 2}\n")
     defaults = "defaults:\n  - model:\n      - tiny\n  - _self_\n"
     path = write(tmp_path / "run.yaml", f"{defaults}rl_config: {{epochs: 1}}\n")
-    config = driver.compose_config(path, ["rl_config.epochs=2"], tmp_path / "rl")
+    config = compose_config(path, ["rl_config.epochs=2"], tmp_path / "rl")
     assert (config.model.tiny.num_layers, config.rl_config.epochs) == (2, 2)
     with pytest.raises(ConfigError, match=r"run.yaml: cannot be composed"):
-        driver.compose_config(path, ["rl_config.epocs=2"], tmp_path / "rl")
+        compose_config(path, ["rl_config.epocs=2"], tmp_path / "rl")
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
-        driver.compose_config(tmp_path / "missing.yaml", [], tmp_path)
+        compose_config(tmp_path / "missing.yaml", [], tmp_path)
 
 
 def test_check_writes_what_the_driver_reads(tmp_path):
     file = tmp_path / "mindspeed_rl.yaml"
     assert main(["check", "qwen25_7b_910b", "method=joint", "--output", str(tmp_path), "--write", str(file)]) == 0
     assert file.read_text().startswith("# MindSpeed-RL's configuration of the run qwen25_7b_910b")
-    settings, config = driver.split_config(driver.compose_config(file, [], tmp_path))
+    settings, config = driver.split_config(compose_config(file, [], tmp_path))
     assert (settings.method.name, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
     assert config.actor_config.tensor_model_parallel_size == 4
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
@@ -177,7 +178,7 @@ def test_a_node_that_cannot_start_its_processes_ends_the_start_with_its_cause(mo
         ("raise KeyError", "  # no message", "KeyError: {file}, line 3: raise KeyError  # no message"),
     ],
 )
-def test_an_error_without_a_message_is_shown_by_its_source(tmp_path, homes, monkeypatch, capsys, raised, source, shown):
+def test_an_error_without_a_message_is_shown_by_its_source(tmp_path, homes, monkeypatch, raised, source, shown):
     """Megatron asserts without messages; the traceback may stand thousands of lines above the last one."""
     file = write(tmp_path / "worker.py", f"def initialize():\n    # in a worker\n    {raised}{source}\n")
     namespace: dict[str, Any] = {}
@@ -196,7 +197,7 @@ def test_an_error_without_a_message_is_shown_by_its_source(tmp_path, homes, monk
     monkeypatch.setattr(driver, "start_ray", lambda *_: None)
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
-    run = write(tmp_path / "run.yaml", OmegaConf.to_yaml(_config()))
-    assert driver.main([str(run)]) == 1
-    message = capsys.readouterr().err
-    assert message.rstrip().endswith(f"training ended: {shown.format(file=file)}")
+    training = driver.prepare(_config(), os.environ)
+    with pytest.raises(TrainingError) as caught:
+        driver.train(training)
+    assert str(caught.value) == f"training ended: {shown.format(file=file)}"

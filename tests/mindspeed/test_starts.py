@@ -13,6 +13,7 @@ The commands, behind environment variables as in a shell, and the keys of their 
   and T. stand for sections below ``mindspeed_rl``; keys of the written file, ``plan.ROW`` and ``iterations``
 - ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N, and
   the ``stages``
+- ``native [KEY=VALUE ...]``: the plan of a file in MindSpeed-RL's layout (``builders.NATIVE``), and what it writes
 - ``driver [KEY=VALUE ...]``: the driver's checks of MindSpeed-RL's configuration before it starts Ray; keys of the
   configuration, ``process.SETTING``, variables of Ray's workers, and the files whose ``prompts`` were checked
 
@@ -42,6 +43,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
 from coca_mindspeed.mindspeed.keys import put
 from coca_mindspeed.mindspeed.layout import layout_problems
+from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
@@ -55,7 +57,7 @@ from coca_mindspeed.mindspeed.start.run_file import (
     write_run_file,
 )
 from coca_mindspeed.utils.text_formats import value_of
-from tests.mindspeed.builders import checkpoint, mindspeed_config, write
+from tests.mindspeed.builders import NATIVE, checkpoint, mindspeed_config, write
 from tests.tables import check_rows, read_table
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, THINKING_TEMPLATE, qwen_like
 
@@ -208,7 +210,14 @@ def _drive(changes: list[str]) -> Mapping[str, Any]:
     }
 
 
-COMMANDS = {"layout": _layout, "check": _check, "launch": _launch, "driver": _drive}
+def _native(changes: list[str]) -> Mapping[str, Any]:
+    run = compose_cluster_run(str(write("grpo.yaml", NATIVE)), changes).run
+    plan = make_plan(run)
+    raise_problems(plan.problems)
+    return {**mindspeed_values(run, plan.iterations, StageFiles(OUTPUT)), "plan": dict(plan.rows), "notes": plan.notes}
+
+
+COMMANDS = {"layout": _layout, "check": _check, "launch": _launch, "native": _native, "driver": _drive}
 
 
 def _full_key(result: str) -> str:

@@ -6,8 +6,8 @@ from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.config.compose import compose_run, find_verl_run
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.local.run_directory import RunState, check_same_settings
+from coca_mindspeed.mindspeed.native import compose_config
 from coca_mindspeed.mindspeed.start import run_file
-from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.upstream.manifest import load_manifest
 from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
 from coca_router.config import read_serving_config

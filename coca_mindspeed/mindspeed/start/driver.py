@@ -1,35 +1,22 @@
 """Check a run on this machine, connect to Ray, and call MindSpeed-RL's ``train`` with the hooks applied.
 
-``python -m coca_mindspeed.mindspeed.start.driver CONFIG.yaml [key=value ...]``; the environment names the checkouts:
-``MINDSPEED_RL_HOME``, ``MEGATRON_HOME``, ``MINDSPEED_HOME`` and ``MINDSPEED_LLM_HOME``.
+The environment names the checkouts: ``MINDSPEED_RL_HOME``, ``MEGATRON_HOME``, ``MINDSPEED_HOME`` and
+``MINDSPEED_LLM_HOME``.
 """
 
-import argparse
 import importlib
 import os
 import re
 import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.utils.packages import name_missing_packages, require
-
-if __name__ == "__main__":
-    name_missing_packages()
-
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.checks import same_file
-from coca_mindspeed.config.compose import named_defaults
 from coca_mindspeed.errors import (
-    CocaError,
     ConfigError,
     MissingDependencyError,
     Problem,
@@ -60,10 +47,9 @@ from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifie
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP, judge_trial
 from coca_mindspeed.scoring.metrics import LOG_PROB_GAP
-from coca_mindspeed.upstream.launch import WEIGHT_FORMAT, ending_by_signals
+from coca_mindspeed.upstream.launch import WEIGHT_FORMAT
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
-from coca_mindspeed.utils.console import print_failure
 from coca_mindspeed.utils.json_files import read_json_lines, read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
@@ -113,29 +99,6 @@ def _how_to_get(variable: str) -> str:
     url, commit = _SOURCES[variable]
     place = f"/opt/{Path(url).stem}"
     return f"git clone {url} {place} && git -C {place} checkout {commit} && export {variable}={place}"
-
-
-def mindspeed_rl_home() -> Path:
-    """The checkout of MindSpeed-RL that the environment names; raises as :func:`find_checkouts`."""
-    return find_checkouts(os.environ)["MINDSPEED_RL_HOME"]
-
-
-def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path | None) -> DictConfig:
-    """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``)."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such configuration file")
-    theirs = [] if mindspeed_rl_home is None else [mindspeed_rl_home / "configs"]
-    search = [f"hydra.searchpath=[file://{directory}]" for directory in theirs]
-    try:
-        read_yaml(path)  # its errors name the line, Hydra's do not
-        set(named_defaults(path.stem, [path.parent, *theirs]))
-        with initialize_config_dir(str(path.resolve().parent), version_base=None), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="In .*missing `_self_`")  # MindSpeed-RL's files have none
-            return compose(path.stem, overrides=[*search, *overrides])
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
-        raise ConfigError(f"{path}: cannot be composed: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: cannot be composed: its defaults name files that name each other") from error
 
 
 def process_settings_of(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
@@ -413,22 +376,3 @@ def _cause(error: BaseException) -> str:
         file, line, source = frames[-1]
         summary = [f"{file}, line {line}: {source}"]
     return f"{type(error).__name__}: {' '.join(summary)}"
-
-
-@ending_by_signals()
-def main(arguments: Sequence[str]) -> int:
-    """The command line; errors for the user come without a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.driver", description=__doc__)
-    parser.add_argument("config", type=Path, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
-    parsed = parser.parse_args(arguments)
-    try:
-        require("ray", purpose="MindSpeed-RL")
-        train(prepare(compose_config(parsed.config, parsed.overrides, mindspeed_rl_home()), os.environ))
-    except CocaError as error:
-        return print_failure(error, error.exit_code)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -45,6 +45,7 @@ class CocaSettings(ScoringSettings):
     prompt_date: Day = Field(None, description="see model.prompt_date")
     stage: Annotated[int, _FREE] = Field(0, ge=0, description="index of the method's stage; required if it has several")
 
+    nodes: Annotated[int, _FREE] = Field(1, ge=1, description="machines of a file in MindSpeed-RL's layout, as NNODES")
     eval_data: Annotated[Path | None, _FREE] = Field(
         None, description="held-out records (JSON Lines) for validation; null: none"
     )

@@ -13,7 +13,7 @@ from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
-from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put, translate
+from coca_mindspeed.mindspeed.keys import WRITTEN, NativeRun, identity_keys, put, translate
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import VALIDATION, CocaSettings
 from coca_mindspeed.mindspeed.start.records import digests, record_files
@@ -99,8 +99,9 @@ def mindspeed_values(
     for key in _PATHS:
         if isinstance(path := value_of(values, key), str):
             put(values, key, str(Path(path).absolute()))
-    for key, (_, value) in WRITTEN.items():
-        if (found := value(run, iterations, files)) is not None:
+    for key, (source, value) in WRITTEN.items():
+        theirs = isinstance(run, NativeRun) and source.startswith(("optimizer.", "logging."))
+        if not theirs and (found := value(run, iterations, files)) is not None:
             put(values, key, found)
     _fix_reference(values)
     put(values, "coca.data_sha256", digests(record_files(*(value_of(values, key) for key in _DATA))))

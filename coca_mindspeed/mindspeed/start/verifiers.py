@@ -18,6 +18,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.mindspeed.keys import NativeRun
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.records import read_record_file, record_files
 from coca_mindspeed.mindspeed.start.verifier_scores import MODULE, score_answers
@@ -92,7 +93,8 @@ def check_gold_answers(run: RunConfig, environment: Mapping[str, str]) -> None:
     names = value_of(run.mindspeed_rl, _NAMES) or ()
     files = record_files(run.data.train, run.data.evaluate)
     check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)
-    try_verifiers(run.mindspeed_rl, files, run.method, environment, starts=False, prefix="mindspeed_rl.")
+    prefix = "" if isinstance(run, NativeRun) else "mindspeed_rl."
+    try_verifiers(run.mindspeed_rl, files, run.method, environment, starts=False, prefix=prefix)
 
 
 def _records(files: Sequence[Path]) -> list[Record]:

@@ -12,7 +12,7 @@ from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment
 from tests.support.waiting import until
 
-DRIVER = "coca_mindspeed.mindspeed.start.driver"
+DRIVER = "tests.integration.mindspeed.driver"
 BUSY_SECONDS = 600  # of a busy machine, for what takes some seconds
 
 
