@@ -184,8 +184,8 @@ def _rows(config: RunConfig, shapes: Shapes) -> Iterator[Row]:
     files = {"data.train": data.train, "data.evaluate": data.evaluate, "model.path": config.model.path}
     yield from ((key, path) for key, path in files.items() if path is not None)
     if warm_up.records is not None:
-        stage = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
-        yield "before training", f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass"
+        passes = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
+        yield "before training", f"{passes}, at most {sft_microbatch_tokens(config):,} tokens a pass"
     mini_batch = rollout.prompts // trainer.minibatches
     yield from batch_rows("step", rollout.prompts, rollout.group_size, mini_batch, trainer.ppo_epochs)
     of_prompts = f"{trainer.microbatch_prompts or mini_batch} prompts"

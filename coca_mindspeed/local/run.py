@@ -1,4 +1,4 @@
-"""A run of the local engine: the checks on its device, and its stages: load, warm up, sample, evaluate, train."""
+"""A run of the local engine: the checks on its device, and its parts: load, warm up, sample, evaluate, train."""
 
 import datetime
 import hashlib
@@ -55,7 +55,7 @@ from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import interruptible
 
-_SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
+_SECONDS = "seconds.json"  # wall time of each part, summed over sessions
 
 
 @dataclass(frozen=True)
@@ -206,19 +206,19 @@ class LocalRun:
             return self.held_out(policy).after()
 
     def seconds(self) -> dict[str, float]:
-        """Wall time of the stages and in total, all sessions of a resumed run together."""
+        """Wall time of the parts and in total, all sessions of a resumed run together."""
         known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **read_object(self.output / _SECONDS)}
         return {**known, "total": sum(known.values())}
 
     @contextmanager
-    def _timed(self, stage: str, started: float | None = None) -> Iterator[None]:
+    def _timed(self, part: str, started: float | None = None) -> Iterator[None]:
         started = started or time.perf_counter()
         try:
             yield
         finally:
             known = read_object(self.output / _SECONDS)
-            known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
-            with suppress(OSError):  # of a full disk; it would hide the stage's own error
+            known[part] = known.get(part, 0.0) + time.perf_counter() - started
+            with suppress(OSError):  # of a full disk; it would hide the error of the part
                 write_json(self.output / _SECONDS, known)
 
     def trainer(self, policy: Policy) -> Trainer:

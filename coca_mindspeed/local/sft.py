@@ -120,7 +120,7 @@ def accumulate_gradient(
 
 
 def sft_microbatch_tokens(config: RunConfig) -> int:
-    """The size of a training microbatch, so that a supervised stage needs no more memory than the training."""
+    """The size of a training microbatch, so that supervised training needs no more memory than the training."""
     trainer, rollout = config.trainer, config.rollout
     if trainer.microbatch_tokens is not None:
         return trainer.microbatch_tokens

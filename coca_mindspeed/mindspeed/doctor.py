@@ -243,7 +243,7 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     yield _npus(machine, None if run is None else per_node)
     if run is not None:
         # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
-        # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage stage.
+        # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage task.
         rl = run.mindspeed_rl.get("rl_config") or {}
         per_npu, task = int(rl.get("num_cpus_for_placement_group", 8)), int(rl.get("num_cpus_for_local_task", 1))
         others, cpus = _DOCK_CPUS + 1 + (nodes + 1) * task, machine.cpus

@@ -1,4 +1,4 @@
-"""The stages of a rollout of P prompts with G responses each, from the sampled tokens to the advantage of each token.
+"""The forms of a rollout of P prompts with G responses each, from the sampled tokens to the advantage of each token.
 
 :class:`Sampled` is read into :class:`Parsed`; verdicts make it :class:`Scored`, or :class:`Graded` where the texts are
 known; a :class:`CreditRule` makes that :class:`Credited`.  All tensors are on the CPU, and ``B`` responses stand group
@@ -24,7 +24,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
 
-#: Columns of :class:`Scored`, ``[B, k]`` each: a stage that scores writes them, a stage that gives credit reads them.
+#: Columns of :class:`Scored`, ``[B, k]`` each: the scorer writes them, the credit reads them.
 #: NaN: the response states no valid confidence, or its answer could not be graded.
 SCORE_COLUMNS: dict[str, torch.dtype] = {
     "stated_confidence": torch.float64,  # the first and, where the method asks for it, the second confidence

@@ -155,7 +155,7 @@ class FakeDock:
 
 
 def without_ray(monkeypatch):
-    """Let the reward and the advantage stage use a :class:`FakeDock`."""
+    """Let the reward worker and the advantage task use a :class:`FakeDock`."""
 
     def put(target, values, indexes):
         target.put_experience.remote(data_dict={k: list(v) for k, v in values.items()}, indexes=list(indexes))

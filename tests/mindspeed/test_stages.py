@@ -1,4 +1,4 @@
-"""The reward and advantage stages by hand, with a transfer dock in this process."""
+"""The reward worker and the advantage task by hand, with a transfer dock in this process."""
 
 import errno
 import itertools

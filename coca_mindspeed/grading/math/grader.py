@@ -1,6 +1,6 @@
 r"""Grade mathematical answers: numbers, words and choices at once, everything else by algebra in worker processes.
 
-Three stages: :mod:`.extract` finds the final answer, :mod:`.normalise` gives it one spelling, :mod:`.equal` compares.
+Three steps: :mod:`.extract` finds the final answer, :mod:`.normalise` gives it one spelling, :mod:`.equal` compares.
 The rules are in docs/grading.md.
 """
 

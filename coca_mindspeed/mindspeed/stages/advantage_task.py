@@ -1,4 +1,4 @@
-"""The advantage stage: a Ray task that gives the rows of an iteration in the dock their advantages."""
+"""The advantage task: a Ray task that gives the rows of an iteration in the dock their advantages."""
 
 import time
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def compute_advantages(
     start = time.perf_counter()
     check_groups(batch.indexes, group_size)
     if len(batch.indexes) != rows:
-        raise TrainingError(f"the advantage stage got {len(batch.indexes)} rows of an iteration of {rows}")
+        raise TrainingError(f"the advantage task got {len(batch.indexes)} rows of an iteration of {rows}")
     scored, rule = Scored.from_columns(batch.scores()), CreditRule(settings.method, settings.stage)
     # MindSpeed-RL's loop computes the old log-probs later; those of the rollout are of the same weights.
     sampled = batch.padded(ROLLOUT_LOG_PROBS) if ROLLOUT_LOG_PROBS in columns else None

@@ -61,7 +61,7 @@ class SampleWriter:
         return self._settings.samples_prompts if dump_is_due(self._settings.samples_interval, iteration) else 0
 
     def write(self, iteration: int, rows: Sequence[Mapping[str, Any]], dock: Any) -> None:
-        """Write the advantage stage's rows with their prompts and responses, if there are any."""
+        """Write the advantage task's rows with their prompts and responses, if there are any."""
         if not rows or self._settings.output_dir is None:
             return
         indexes = [row["index"] for row in rows]

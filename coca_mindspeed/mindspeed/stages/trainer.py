@@ -1,4 +1,4 @@
-"""MindSpeed-RL's trainer with segment advantages: its advantage stage, validation and metrics.
+"""MindSpeed-RL's trainer with segment advantages: its advantage task, validation and metrics.
 
 The loop is MindSpeed-RL's own ``fit``: rollout, rewards, old log-probabilities, advantages and update, each through the
 transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from the options of docs/method.md:
@@ -92,7 +92,7 @@ class SegmentTrainer(_Upstream):
             self._validation.run(iteration)
 
     def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
-        """Run the advantage stage as a Ray task, as MindSpeed-RL does."""
+        """Run the advantage task as a Ray task, as MindSpeed-RL does."""
         start, step = time.time(), self._iteration - 1
         rows = fetch(
             self._advantages.remote(

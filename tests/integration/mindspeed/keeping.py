@@ -1,4 +1,4 @@
-"""The CPU shim with a witness: saves what the advantage stage reads and writes to ``COCA_TEST_ADVANTAGES``.
+"""The CPU shim with a witness: saves what the advantage task reads and writes to ``COCA_TEST_ADVANTAGES``.
 
 Beside the columns that the stage asks for, each file holds the tokens that were sampled.
 """
@@ -18,7 +18,7 @@ _NUMBER = itertools.count()
 
 
 def install(rollout="transformers", release="2.3.0"):
-    """Install the shim, and wrap the advantage stage's reading and writing."""
+    """Install the shim, and wrap the advantage task's reading and writing."""
     mindspeed_host.install(rollout, release)
     if not hasattr(trainer.batches, "__wrapped__"):
         trainer.batches, trainer.put = _keeping_batches(trainer.batches), _keeping_put(trainer.put)
