@@ -87,7 +87,8 @@ def test_verl_refuses_it_if_it_evaluates(tmp_path, kind, more, capsys):
         assert main(["data", "export", "verl", "--input", str(records), "--output", str(path), "--overwrite"]) == 0
     if kind == "copy":
         shutil.copy(train, evaluate)
-    files = [f"data.train_files=[{train}]", f"data.val_files={evaluate}", "data.train_batch_size=256"]
+    files = [f"data.train_files=[{train}]", f"data.val_files={evaluate}"]
+    files += ["data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
     code = main(["check", "coca_qwen25_7b", *files, *more])
     shown = capsys.readouterr()
     assert (code, "[same-data]" in shown.err) == ((1, True) if kind != "other questions" and not more else (0, False))
