@@ -34,7 +34,7 @@ def with_readings(
     numbers = Numbers.of(policy, (p.response for p in predictions), config.method.confidence_decimals)
     if numbers is None:
         return [with_reading(p, None) for p in predictions]
-    prompts = policy.encode_prompts(records, config.method.training_method.system_prompt)
+    prompts = policy.encode_prompts(records, config.method.system_prompt)
     readings = read_confidences(policy, prompts, numbers, config.rollout.batch_responses or _DEFAULT_ROWS)
     samples = len(predictions) // len(records)
     return [with_reading(p, readings[row // samples]) for row, p in enumerate(predictions)]

@@ -52,7 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
         status, text = server.reply(request) if request["model"] == "tiny" else (404, "no such model")
         with server.lock:
             server.at_once -= 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        message = text if isinstance(text, dict) else {"content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}
         body = {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
         body["usage"] = {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10}
         self._send(status, body if status == 200 else {"error": {"message": text}})

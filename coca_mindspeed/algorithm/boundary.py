@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm import check_tensor
-from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, END_THINK_TAG, OPEN_TAG, ConfidencePosition
 
 _FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
 _TOKENS_AT_ONCE = 2**18  # bounds the memory of one search to a few megabytes, whatever the batch
@@ -137,6 +137,17 @@ def segment_ends(
         begin = torch.where(valid[-1], found, lengths - most)
         ends.append(torch.maximum(begin, ends[0]) if ends else begin)
     return torch.stack([*ends, lengths], dim=1)
+
+
+def thought_ends(token_ids: Tensor, response_lengths: Tensor, token_text: TokenText, closed: Tensor) -> Tensor:
+    """The tokens of each response up to the end of its first ``</think>``, int64 ``[B]``; 0 where it has none.
+
+    Args:
+        token_ids, response_lengths, token_text: as of :func:`confidence_segment_lengths`.
+        closed: bool ``[B]``, whether the response's text has the tag.
+    """
+    tag = END_THINK_TAG
+    return _tokens_with(token_ids, response_lengths, token_text, closed, tag, len(tag) - 1, "first")
 
 
 def _most_tokens(lengths: Tensor, max_confidence_tokens: int) -> Tensor:

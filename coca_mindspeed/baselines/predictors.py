@@ -75,7 +75,7 @@ def prompt_states(target: TargetModel, records: Sequence[Record], layer: int, ba
 
 def _batch_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
     policy = target.policy
-    prompts = policy.encode_prompts(records, target.method.training_method.system_prompt)
+    prompts = policy.encode_prompts(records, target.method.system_prompt)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
         output = policy.lm_head.body(
@@ -110,7 +110,7 @@ def question_probabilities(target: TargetModel, records: Sequence[Record]) -> li
 
     Raises DataError if a question cannot be found in its prompt.
     """
-    policy, system_prompt = target.policy, target.method.training_method.system_prompt
+    policy, system_prompt = target.policy, target.method.system_prompt
     prompts = policy.encode_prompts(records, system_prompt)
     places = [question_tokens(policy, record, system_prompt) for record in records]
     with torch.inference_mode(), policy.autocast():

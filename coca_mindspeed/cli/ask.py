@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coca_mindspeed.algorithm.methods import METHODS, TrainingMethod
+from coca_mindspeed.algorithm.methods import METHODS, MethodSettings, method_settings
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.cli.local_model import local_model
-from coca_mindspeed.cli.options import above, at_least, device_name, template_variables
+from coca_mindspeed.cli.options import THINKING_HELP, above, at_least, device_name, template_variables
 from coca_mindspeed.cli.trained_prompt import FORM_HELP, require_trained_prompt
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--json", action="store_true", help="print JSON Lines")
     option("--method", choices=tuple(METHODS), help="whose prompt is sent (default: that of the run, or coca)")
     category = "its instruction follows the question (default: the only one that was trained, or factual)"
+    option("--thinking", action="store_true", default=None, help=THINKING_HELP)
     option("--category", metavar="NAME", help=category)
     option("--instruction", metavar="TEXT", help="follows each question instead; '' for none")
     option("--form", type=Path, metavar="DIR", help=f"with a URL: {FORM_HELP}")
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.form is not None:
             raise UsageError("--form: is for a URL; MODEL's own is used")
         path, config, trained = local_model(arguments.model, arguments)
-        prompt = _prompt(arguments, trained, config.method.training_method)
+        prompt = _prompt(arguments, trained, config.method)
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device
 
@@ -148,17 +149,17 @@ def ask(
         generator=generator(policy.device, config.seed, "ask"),
         batch_responses=config.rollout.batch_responses,
     )
-    parsed = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
+    parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
     stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
     rows = zip(asked, stated, parsed.answers, parsed.texts, strict=True)
     return [Reply(question, confidence, answer.strip(), text) for question, confidence, answer, text in rows]
 
 
-def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method: TrainingMethod) -> _Prompt:
+def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method: MethodSettings) -> _Prompt:
     """The prompt of the command line, and of ``trained`` where that says nothing; ``method`` reads the responses."""
     form, category = None if trained is None else trained.form, arguments.category
-    is_trained = trained is not None and trained.method in (None, method.name)
+    is_trained = trained is not None and trained.method in (None, method.label)
     system_prompt = form.system_prompt if form is not None and is_trained else method.system_prompt
     if arguments.instruction is not None:
         return _Prompt(system_prompt, arguments.instruction)
@@ -175,11 +176,15 @@ def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method
 
 def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list[Reply]:
     require("openai", "tenacity", purpose="ask URL")
-    from coca_mindspeed.algorithm.parsing import ResponseParser
-    from coca_mindspeed.utils.chat_client import ChatClient, ChatError
+    from coca_mindspeed.utils.chat_client import ChatClient, ChatError, warn_of_thoughts
 
     trained = None if arguments.form is None else require_trained_prompt(arguments.form, "--form")
-    method = METHODS[arguments.method or (trained and trained.method) or "coca"]
+    thinking = bool(arguments.thinking or (trained and trained.form.thinking))
+    method = method_settings(
+        arguments.method or (trained and trained.method) or "coca",
+        thinking=thinking,
+        confidence_decimals=None if trained is None else trained.form.decimals,
+    )
     prompt = _prompt(arguments, trained, method)
     options: dict[str, Any] = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens or 512}
     if arguments.chat_template_kwargs:
@@ -195,15 +200,16 @@ def _ask_server(arguments: argparse.Namespace, questions: Sequence[str]) -> list
             async def one(question: str, sample: int) -> tuple[str, str]:
                 messages = prompt_messages(prompt.record(question), prompt.system_prompt)
                 request = {"model": name, "messages": messages, "seed": arguments.seed + sample, **options}
-                return question, (await client.complete(request)).text
+                return question, (await client.complete(request)).response(thinking)
 
-            return await asyncio.gather(*(one(q, s) for q in questions for s in range(arguments.samples)))
+            responses = await asyncio.gather(*(one(q, s) for q in questions for s in range(arguments.samples)))
+            warn_of_thoughts(client.thoughts, thinking)
+            return responses
         except ChatError as error:
             raise ConfigError(f"{without_password(arguments.model)}: {error}") from error
         finally:
             await client.close()
 
-    decimals = None if trained is None else trained.form.decimals
-    parse = ResponseParser(method.confidence_position, decimals)
+    parse = method.parser(in_training=False)
     found = [(question, text, parse(text)) for question, text in asyncio.run(ask_all())]
     return [Reply(question, parsed.confidence, parsed.answer.strip(), text) for question, text, parsed in found]

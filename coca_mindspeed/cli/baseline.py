@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coca_mindspeed.algorithm.methods import METHODS, method_settings, training_method
+from coca_mindspeed.algorithm.methods import METHODS, method_settings
 from coca_mindspeed.baselines import ASSESSOR_PROMPT, BASELINES, NEEDS_TRAINING, VOTES, answers_in_order, bare_questions
 from coca_mindspeed.cli.options import (
+    THINKING_HELP,
     at_least,
     day,
     device_name,
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--prompt-date", type=day, metavar="YYYY-MM-DD", help="date for a chat template that puts today's in the prompt"
     )
-    option("--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>")
+    option("--thinking", action="store_true", help=THINKING_HELP)
     option("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
     option("--quiet", action="store_true", help="no progress bars")
 
@@ -141,7 +142,6 @@ def _run(
         compute_dtype=arguments.dtype,
         chat_template_kwargs=arguments.chat_template_kwargs or {},
         prompt_date=arguments.prompt_date,
-        allow_open_thinking=arguments.allow_open_thinking,
     )
     assessor = model.model_copy(update={"chat_template_kwargs": {}})  # the variables are the target model's
     if arguments.name == "probe":
@@ -156,16 +156,20 @@ def _run(
     limits = LengthLimits(
         arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
     )
-    keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
+    keys = TemplateKeys("--chat-template-kwargs", "--thinking", "name a date by --prompt-date")
     how: dict[str, Any] = {"keys": keys, "show_progress": not arguments.quiet}
-    asked, system_prompt = [*records, *training], training_method(arguments.method).system_prompt
+    method = method_settings(arguments.method, thinking=arguments.thinking)
+    given: dict[str, Any] = {"where": "--model", "thinking": method.thinking, **how}
+    asked = [*records, *training]
     tokenizer = load_model_tokenizer(arguments.model, model, where="--model")
-    check_prompts(tokenizer, arguments.model, model, asked, system_prompt, limits, where="--model", **how)
+    check_prompts(tokenizer, arguments.model, model, asked, method.system_prompt, limits, **given)
     if arguments.name == "assessor":
         path, where = _assessor_path(arguments, arguments.trained)
         nothing_new = replace(limits, response=0)
         tokenizer, questions = load_model_tokenizer(path, assessor, where=where), bare_questions(asked)
-        check_prompts(tokenizer, path, assessor, questions, ASSESSOR_PROMPT, nothing_new, where=where, **how)
+        check_prompts(
+            tokenizer, path, assessor, questions, ASSESSOR_PROMPT, nothing_new, where=where, thinking=None, **how
+        )
     policy = load_policy(arguments.model, model, device, where="--model")
     claim_directory(arguments.output, settings)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
@@ -185,7 +189,7 @@ def _run(
     with lock_run(arguments.output), interruptible(message):
         predictions = run_baseline(
             arguments.name,
-            TargetModel(policy, grader, method_settings(arguments.method), rollout, arguments.seed),
+            TargetModel(policy, grader, method, rollout, arguments.seed),
             records,
             arguments.output,
             options,

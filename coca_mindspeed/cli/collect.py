@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings, training_method
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.cli.local_model import local_model
-from coca_mindspeed.cli.options import at_least, columns, device_name, place, template_variables, within
+from coca_mindspeed.cli.options import THINKING_HELP, at_least, columns, device_name, place, template_variables, within
 from coca_mindspeed.cli.trained_prompt import FORM_HELP, require_trained_prompt
 from coca_mindspeed.config.prompt_form import PromptForm
 from coca_mindspeed.data.records import Record, records_digest, write_records
@@ -35,6 +35,7 @@ class Collected(NamedTuple):
     method: str
     position: ConfidencePosition
     decimals: int | None
+    thinking: bool
     grader: tuple[str, Mapping[str, Any]] | None  # of the run; None: unknown
 
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--output", type=place, required=True, metavar="DIR", help="for responses.jsonl; the same command resumes")
     option("--method", metavar="NAME", help="method whose prompt is sent (default: the form's, or coca)")
     option("--form", type=place, metavar="DIR", help=f"with a URL: {FORM_HELP}")
+    option("--thinking", action="store_true", default=None, help=THINKING_HELP)
     option("--temperature", type=within(0, 2), default=1.0, metavar="T", help="sampling temperature (default: 1.0)")
     add_sampling_options(parser)
 
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     grade = ["coca-mindspeed", "evaluate", str(collected.responses), "--gold", str(collected.gold)]
     grade += ["--method", collected.method, "--output", str(arguments.output)]
     grade += [] if collected.decimals is None else ["--decimals", str(collected.decimals)]
+    grade += ["--thinking"] * collected.thinking
     count = sum(1 for _ in read_json_lines(collected.responses))
     print_text(f"{count} responses: {collected.responses}; grade them: {shlex.join(grade)}")
     return 0
@@ -134,7 +137,8 @@ def collect(arguments: argparse.Namespace) -> Collected:
         if arguments.columns:
             write_records(gold := output / "records.jsonl", records)
     _warn_of_useless(responses)
-    return Collected(responses, gold, asked.method, asked.position, asked.form.decimals, asked.grader)
+    form = asked.form
+    return Collected(responses, gold, asked.method, asked.position, form.decimals, form.thinking, asked.grader)
 
 
 def _nothing(*_: object) -> None:
@@ -191,7 +195,12 @@ def _of_model(arguments: argparse.Namespace, records: Sequence[Record]) -> _Aske
         _method(arguments.method)
     path, config, trained = local_model(arguments.source, arguments)
     method = config.method.training_method
-    form = PromptForm(system_prompt=method.system_prompt, instructions={}, decimals=config.method.confidence_decimals)
+    form = PromptForm(
+        system_prompt=config.method.system_prompt,
+        instructions={},
+        decimals=config.method.confidence_decimals,
+        thinking=config.method.thinking,
+    )
     if trained is not None and trained.method in (None, method.name):
         form = trained.form
     at_once = arguments.concurrency or _LOCAL_AT_ONCE
@@ -236,7 +245,11 @@ def _form(arguments: argparse.Namespace) -> tuple[str, PromptForm]:
         if trained.method is not None and arguments.method not in (None, trained.method):
             raise UsageError(f"--method {arguments.method}: --form is of a model trained by {trained.method}")
         form = trained.form
+        if arguments.thinking and not form.thinking:
+            raise UsageError("--thinking: --form is of a model trained without thinking")
         form = form.model_copy(update={"template_variables": {**form.template_variables, **given}})
         return trained.method or arguments.method or "coca", form
     method = _method(arguments.method or "coca")
-    return method.name, PromptForm(system_prompt=method.system_prompt, instructions={}, template_variables=given)
+    settings = method_settings(method.name, thinking=bool(arguments.thinking))
+    common: dict[str, Any] = {"instructions": {}, "template_variables": given, "thinking": settings.thinking}
+    return method.name, PromptForm(system_prompt=settings.system_prompt, **common)

@@ -9,7 +9,12 @@ from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
+from coca_mindspeed.algorithm.parsing import (
+    ANSWER_FIRST_PROMPT,
+    CONFIDENCE_FIRST_PROMPT,
+    CONFIDENCE_TWICE_PROMPT,
+    thinking_prompt,
+)
 from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand, within
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
@@ -70,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
     parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
+    parser.add_argument("--thinking", action="store_true", help="the prompt of method.thinking=true")
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    prompt = SYSTEM_PROMPTS[arguments.prompt]
+    return thinking_prompt(prompt) if arguments.thinking else prompt
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    prompt = SYSTEM_PROMPTS[arguments.prompt]
+    prompt = _prompt(arguments)
     places = (arguments.input, arguments.output)
     rows = export_records(arguments.target, *places, prompt, arguments.overwrite, arguments.columns)
     print_text(f"{rows} records written to {arguments.output}")
@@ -211,7 +222,7 @@ def _filters(arguments: argparse.Namespace) -> dict[str, Filter]:
     if arguments.difficulty is not None:
         filters["difficulty"] = by_difficulty(*arguments.difficulty)
     if arguments.tokenizer is not None:
-        prompt = SYSTEM_PROMPTS[arguments.prompt]
+        prompt = _prompt(arguments)
         filters["length"] = by_length(arguments.tokenizer, prompt, arguments.max_tokens)
     return filters
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         held_out = local.inputs.evaluate
         by_kind = (next((r for r in held_out if r.metadata.get("kind") == kind), None) for kind in _SHOWN_KINDS)
         asked = [record for record in by_kind if record is not None] or held_out[: len(_SHOWN_KINDS)]
-        system_prompt = local.config.method.training_method.system_prompt
+        system_prompt = local.config.method.system_prompt
         replies = ask(policy, local.config, asked, system_prompt, 1)
         verdicts = local.inputs.grader.grade(asked, [reply.answer for reply in replies])
     from coca_mindspeed.local.report import finish_run  # it imports torch

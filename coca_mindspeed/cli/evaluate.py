@@ -114,6 +114,7 @@ def _ask_a_model(arguments: argparse.Namespace) -> None:
     collected = collect(argparse.Namespace(**{**vars(arguments), **asked}))
     arguments.files, arguments.gold, arguments.method = [collected.responses], collected.gold, collected.method
     arguments.position, arguments.decimals = collected.position, arguments.decimals or collected.decimals
+    arguments.thinking = arguments.thinking or collected.thinking or None
     if arguments.grader is None and collected.grader is not None:
         arguments.grader, arguments.grader_options = collected.grader
         if is_custom(arguments.grader) and not trusted:

@@ -26,8 +26,8 @@ class LocalModel(NamedTuple):
 def local_model(name: str, arguments: argparse.Namespace) -> LocalModel:
     """The model that ``name`` names, by the run or the export that it belongs to, if any.
 
-    Its options are ``method``, ``max_tokens``, ``temperature``, ``seed``, ``chat_template_kwargs`` and
-    ``trust_remote_code``.  Raises ConfigError if there is no model, or code to run without ``trust_remote_code``.
+    Its options are ``method``, ``thinking``, ``max_tokens``, ``temperature``, ``seed``, ``chat_template_kwargs``
+    and ``trust_remote_code``.  Raises ConfigError if there is no model, or code to run without ``trust_remote_code``.
     """
     path = Path(name)
     if is_hub_id(name) and not path.exists():
@@ -55,12 +55,15 @@ def local_model(name: str, arguments: argparse.Namespace) -> LocalModel:
                 name=trained.method,
                 confidence_decimals=trained.form.decimals,
                 max_confidence_tokens=trained.max_confidence_tokens,
+                thinking=trained.form.thinking,
             )
         elif arguments.method is None:
             reason = "was trained by a method of its author's own; name one with the same responses by --method"
             raise ConfigError(f"{name}: {reason}")
     if arguments.method is not None:
         config = _with_method(config, name=arguments.method)
+    if arguments.thinking:
+        config = _with_method(config, thinking=True)
     rollout: dict[str, Any] = {
         "temperature": arguments.temperature,
         "max_new_tokens": arguments.max_tokens or limit,
@@ -71,7 +74,6 @@ def local_model(name: str, arguments: argparse.Namespace) -> LocalModel:
         chat_template_kwargs=arguments.chat_template_kwargs or config.model.chat_template_kwargs,
         prompt_date=config.model.prompt_date,
         attention=config.model.attention,
-        allow_open_thinking=config.model.allow_open_thinking,
         trust_remote_code=arguments.trust_remote_code,
     )
     updated = {

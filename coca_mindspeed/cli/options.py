@@ -114,6 +114,7 @@ def checked_by(module: str, check: str, read: Callable[[str], Any] = str) -> Cal
 
 
 #: Chat template variables as a JSON object, columns by field of a record and of a prediction, and a date, YYYY-MM-DD.
+THINKING_HELP = "a response begins with a thought, and that with the confidence; the answer follows </think>"
 template_variables = checked_by("config.values", "template_variables", json_object({"enable_thinking": False}))
 columns = checked_by("config.values", "column_names", json_object({"question": "problem", "answer": "solution"}))
 prediction_columns = checked_by(

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseParser
-from coca_mindspeed.cli.options import at_least, grader_option, grader_options, prediction_columns
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, SEGMENTS, ResponseParser
+from coca_mindspeed.cli.options import THINKING_HELP, at_least, grader_option, grader_options, prediction_columns
 from coca_mindspeed.errors import UsageError, did_you_mean
 from coca_mindspeed.evaluation.adapters import read_responses
 from coca_mindspeed.evaluation.predictions import Prediction, rows_by_field
@@ -18,7 +18,7 @@ from coca_mindspeed.utils.console import print_text, without_password
 from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of grading, which files of predictions do not need.
-_GRADING = ("gold", "grader", "grader_options", "tokenizer", "position", "decimals")
+_GRADING = ("gold", "grader", "grader_options", "tokenizer", "position", "decimals", "thinking")
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,7 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     where = "of the confidence in responses; last: answer first, both: caliber (default: by --method, or first)"
     option("--position", choices=tuple(SEGMENTS), help=where)
     option("--decimals", type=at_least(1), metavar="N", help="accept only confidences of responses with N decimals")
+    option("--thinking", action="store_true", default=None, help=THINKING_HELP)
 
 
 class PredictionSource:
@@ -82,10 +83,13 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             columns=arguments.columns,
             grader_name=name,
             grader_options=arguments.grader_options,
-            parser=ResponseParser(position, arguments.decimals),
+            parser=ResponseParser(position, arguments.decimals, bool(arguments.thinking)),
             tokenizer=tokenizer,
             warn=_warn,
         )
+    thoughts = sum(END_THINK_TAG in p.response for p in predictions)
+    if not arguments.thinking and 2 * thoughts > len(predictions):
+        _warn(f"warning: {path}: {thoughts} of {len(predictions)} responses hold a thought, graded too; use --thinking")
     hinted = arguments.position is None and _hint_at_position(predictions)
     if not hinted and all(p.confidence is None for p in predictions):
         _warn_of_no_confidence(path, arguments.columns, len(predictions))

@@ -35,8 +35,17 @@ def _custom_method(run: RunConfig) -> Iterator[Problem]:
         yield Problem("own-method", "method.name", run.method.name, str(error))
 
 
+def _warm_up_of_thoughts(run: RunConfig) -> Iterator[Problem]:
+    if not run.method.thinking or (run.warm_up.records is None and run.model.path is not None):
+        return
+    if run.method.training_method.confidence_position == "last":
+        reason = "a warm-up teaches the confidence that begins a thought, and this method states it behind the answer"
+        fix = "set warm_up.records=null, and start from a model that states it"
+        yield Problem("warm-up-of-thoughts", "method.thinking", True, reason, fix)
+
+
 #: Checks of every run, whatever its engine; of files, they read only a custom method.
-CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _step_size, _custom_method)
+CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _step_size, _custom_method, _warm_up_of_thoughts)
 
 
 def missing_data(run: RunConfig) -> Iterator[Problem]:

@@ -26,7 +26,10 @@ class FormerKey(NamedTuple):
     default: Any
 
 
+_BY_METHOD = "was removed: method.thinking=true accepts prompts that open a thought, and grades the text behind it"
+
 FORMER_KEYS = {
+    "model.allow_open_thinking": FormerKey(_BY_METHOD, False),
     "trainer.epochs": FormerKey("was renamed: write trainer.ppo_epochs", 1),
     "confidence_start": FormerKey(_WITHOUT_A_START, {"questions": 0}),
     "evaluation.readings": FormerKey(_IN_A_CLONE, False),

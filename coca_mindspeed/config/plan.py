@@ -119,6 +119,19 @@ class QuestionCounts:
         return tuple(problems)
 
 
+_FEW_TOKENS = 2048  # of a response, in which published thinking models seldom end a thought
+
+
+def short_thoughts(method: MethodSettings, key: str, tokens: int) -> tuple[Problem, ...]:
+    """The warning of a method with thinking whose responses, of at most ``tokens`` by ``key``, are short."""
+    if not method.thinking or tokens >= _FEW_TOKENS:
+        return ()
+    reason = (
+        f"with thinking, a response that is cut off inside its thought has no answer; expected {_FEW_TOKENS} or more"
+    )
+    return (Problem("short-thoughts", key, tokens, reason, "set it to 8192 or more for a model that thinks at length"),)
+
+
 def question_rows(counts: QuestionCounts | None) -> Iterator[Row]:
     """Rows on a run's questions; None: the files are not here."""
     if counts is None:

@@ -52,6 +52,7 @@ class PromptForm(Section):
     instructions: dict[str, Annotated[str, AfterValidator(instruction_text)] | None]
     template_variables: TemplateVariables = Field(default_factory=dict, description="of the chat template")
     decimals: int | None = Field(None, ge=1, le=6, description="exact digits of a confidence; null: any")
+    thinking: bool = Field(False, description="the confidence begins a thought; the answer follows </think>")
 
     def digest(self, instruction: str | None) -> str:
         """Identify the prompts with one ``instruction`` (None: a part of each question); 16 hexadecimal digits."""

@@ -146,7 +146,6 @@ class ModelConfig(Section):
     prompt_date: Day = Field(
         None, description="YYYY-MM-DD in the chat template; null: day of the start (refused on Ascend)"
     )
-    allow_open_thinking: Annotated[bool, _CLUSTER] = Field(False, description="accept prompts with an open <think>")
     lora: Annotated[LoraConfig, _ADAPTERS] = LoraConfig()
     gradient_checkpointing: Annotated[bool, _RECOMPUTATION] = Field(False, description="recompute activations")
 

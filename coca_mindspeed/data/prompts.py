@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS, OPEN_TAG
+from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS, END_THINK_TAG, OPEN_TAG, THINK_TAG
 from coca_mindspeed.config.prompt_form import PromptForm, instruction_text, join_system
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
@@ -59,6 +59,7 @@ def form_of(
     system_prompt: str | None,
     template_variables: Mapping[str, Any],
     decimals: int | None,
+    thinking: bool = False,
 ) -> PromptForm:
     """Return the form of the prompts of ``records``, with the method's ``system_prompt``.
 
@@ -77,6 +78,7 @@ def form_of(
         instructions={name: next(iter(texts)) if len(texts) == 1 else None for name, texts in instructions.items()},
         template_variables=dict(template_variables),
         decimals=decimals,
+        thinking=thinking,
     )
 
 
@@ -249,14 +251,12 @@ class TemplateKeys:
     """Names of an engine's settings for messages; ``day`` is advice for a template that reads the clock."""
 
     variables: str
-    allow_open_thinking: str
+    thinking: str
     day: str
 
 
 #: The keys of our own run configuration.
-TEMPLATE_KEYS = TemplateKeys(
-    "model.chat_template_kwargs", "model.allow_open_thinking", "set model.prompt_date=YYYY-MM-DD"
-)
+TEMPLATE_KEYS = TemplateKeys("model.chat_template_kwargs", "method.thinking", "set model.prompt_date=YYYY-MM-DD")
 
 
 def check_template(
@@ -266,16 +266,16 @@ def check_template(
     model: str,
     keys: TemplateKeys,
     *,
-    allow_open_thinking: bool = False,
+    thinking: bool | None = False,
 ) -> None:
     """Check the rendered prompt of one record for each distinct system prompt.
 
     The run's variables and date are in the tokenizer's template; ``model`` (option and directory) and ``keys`` are for
-    messages.  ``allow_open_thinking`` accepts prompts that end inside an open ``<think>``.
+    messages.  ``thinking`` is the method's; None accepts any thought.
 
     Raises:
-        ConfigError: a message is missing in the prompt, or the prompt ends inside an open thought or depends on the
-            clock.
+        ConfigError: a message is missing in the prompt, or the prompt depends on the clock, or its thought is not as
+            :func:`check_end` and :func:`check_marks` expect it.
         RecordError: as :func:`prompt_messages`.
     """
     by_system: dict[str | None, Record] = {}
@@ -284,7 +284,7 @@ def check_template(
             by_system.setdefault(record.system, record)
     for record in by_system.values():
         messages, of = prompt_messages(record, system_prompt), record.name
-        check_chat(tokenizer, messages, of, model, keys, allow_open_thinking=allow_open_thinking)
+        check_chat(tokenizer, messages, of, model, keys, thinking=thinking)
 
 
 def check_chat(
@@ -294,16 +294,24 @@ def check_chat(
     model: str,
     keys: TemplateKeys,
     *,
-    allow_open_thinking: bool = False,
+    thinking: bool | None = False,
 ) -> None:
     """Check the rendered prompt of one chat; ``of`` says whose it is, the rest is as in :func:`check_template`."""
     where = f"{model}: its chat template"
     text = _one_spaced(render_chat(tokenizer, messages))
     for message in messages:
         _check_message(tokenizer, message, text, of, where)
-    if not allow_open_thinking:
-        last = _one_spaced(messages[-1]["content"])
-        check_no_open_thought(text.rpartition(last)[2] if last else text, where, keys)
+    if thinking is not None:
+        check_marks(tokenizer, where, thinking)
+        end = _end(text, messages)
+        check_end(end, where, keys, thinking)
+        disabled = _last_thought(_end(render_chat(tokenizer, messages, **_WITHOUT_THINKING), messages))
+        if not thinking and _last_thought(end) is None and disabled is not None and _closes(disabled):
+            raise ConfigError(
+                f"{where} lets the model think by default, but a response must begin with its confidence; disable "
+                f"thinking ({keys.variables}={{enable_thinking: false}}, or the template's own variable), or set "
+                f"{keys.thinking}=true"
+            )
     if reads_clock(tokenizer, messages):
         raise ConfigError(
             f"{where} puts today's date into the prompt (strftime_now), which changes when a run is resumed on "
@@ -311,17 +319,62 @@ def check_chat(
         )
 
 
-def check_no_open_thought(end: str, where: str, keys: TemplateKeys) -> None:
-    """Raise ConfigError if the ``end`` of a prompt, behind its last message, opens a thought and does not close it.
+def check_end(end: str, where: str, keys: TemplateKeys, thinking: bool) -> None:
+    """Raise ConfigError if the ``end`` of a prompt, behind its last message, does not fit ``thinking``.
 
-    ``where`` says what has written it.
+    Without thinking, it may not be inside an open thought; with it, it may be inside ``<think>``, and may not end with
+    a closed thought.  ``where`` says what has written it.
     """
-    if opened := _open_thought(end):
+    if (tag := _last_thought(end)) is None:
+        return
+    if not thinking and not _closes(tag):
         raise ConfigError(
-            f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
-            f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
-            f"(docs/troubleshooting.md), or set {keys.allow_open_thinking}=true"
+            f"{where} ends the prompt inside an open {tag[0]}, but a response must begin with its confidence; "
+            f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {tag[0]} from the template "
+            f"(docs/troubleshooting.md), or set {keys.thinking}=true"
         )
+    if thinking and _closes(tag):
+        raise ConfigError(
+            f"{where} ends the prompt with a thought that {tag[0]} closes, but {keys.thinking}=true lets the model "
+            f"think; enable thinking ({keys.variables}={{enable_thinking: true}}), or set {keys.thinking}=false"
+        )
+    if thinking and tag[0] != THINK_TAG:
+        raise ConfigError(
+            f"{where} opens a thought by {tag[0]}; expected {THINK_TAG}, since {keys.thinking}=true reads the answer "
+            f"behind {END_THINK_TAG}; disable thinking, or choose a model that thinks in these tags"
+        )
+
+
+_WITHOUT_THINKING = {"enable_thinking": False, "thinking": False}  # variables of published templates
+_CHANNEL = "<|channel|>"  # gpt-oss writes thought and answer behind it, whatever the template's variables
+
+
+def check_marks(tokenizer: Any, where: str, thinking: bool) -> None:
+    """Raise ConfigError if a special token, which has no text, separates the thought from the answer."""
+    templates = tokenizer.chat_template
+    source = "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
+    marks = {_CHANNEL} if _CHANNEL in source else set()
+    if thinking:
+        marks |= {THINK_TAG, END_THINK_TAG, *(tag[0] for tag in _THOUGHT_TAG.finditer(source))}
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    if hidden := sorted(marks & special):
+        raise ConfigError(
+            f"{where}: the model marks its thoughts by {', '.join(hidden)}, special tokens that leave no text, so that "
+            "neither a confidence nor an answer can be read; choose a model whose tags are text, such as <think>"
+        )
+
+
+def opens_thought(tokenizer: Any, record: Record, system_prompt: str | None) -> bool:
+    """Whether a record's prompt ends inside an open thought."""
+    messages = prompt_messages(record, system_prompt)
+    tag = _last_thought(_end(render_chat(tokenizer, messages), messages))
+    return tag is not None and not _closes(tag)
+
+
+def _end(text: str, messages: Sequence[Mapping[str, str]]) -> str:
+    """The end of a rendered prompt, behind its last message, with single spaces."""
+    text, last = _one_spaced(text), _one_spaced(messages[-1]["content"])
+    return text.rpartition(last)[2] if last else text
 
 
 def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, of: str, where: str) -> None:
@@ -341,14 +394,15 @@ def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, of: st
     )
 
 
-def _open_thought(end: str) -> str | None:
-    """The tag of the thought in which a text ends."""
+def _last_thought(end: str) -> re.Match[str] | None:
+    """The last tag of a thought in a text."""
     tags = list(_THOUGHT_TAG.finditer(end))
-    if not tags:
-        return None
-    name = tags[-1]["name"].lower()
-    closes = name.startswith(("/", "end", "no")) or name.endswith("_end")
-    return None if closes else tags[-1][0]
+    return tags[-1] if tags else None
+
+
+def _closes(tag: re.Match[str]) -> bool:
+    name = tag["name"].lower()
+    return name.startswith(("/", "end", "no")) or name.endswith("_end")
 
 
 def _one_spaced(text: str) -> str:

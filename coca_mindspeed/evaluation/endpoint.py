@@ -11,7 +11,7 @@ from coca_mindspeed.data.prompts import form_digest, prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.collection import Add, Key
-from coca_mindspeed.utils.chat_client import ChatClient, ChatError
+from coca_mindspeed.utils.chat_client import ChatClient, ChatError, warn_of_thoughts
 from coca_mindspeed.utils.console import one_line, without_password
 
 #: Environment variable with the key; a server that needs none is asked without it.
@@ -57,10 +57,15 @@ async def _ask_all(endpoint: Endpoint, questions: Mapping[Key, Record], add: Add
                 except ChatError as error:
                     raise _explained(error, endpoint, models, record) from error
                 digest = form_digest(record, form.system_prompt, form)
-                row = {"response": reply.text, "tokens": reply.tokens, "finish_reason": reply.finish_reason}
+                row = {
+                    "response": reply.response(form.thinking),
+                    "tokens": reply.tokens,
+                    "finish_reason": reply.finish_reason,
+                }
                 add(asked, {**row, "form": digest})
 
         await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(questions)))))
+        warn_of_thoughts(client.thoughts, form.thinking)
     finally:
         await client.close()
 

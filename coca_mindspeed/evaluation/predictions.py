@@ -350,7 +350,7 @@ def outcomes(predictions: Iterable[Prediction]) -> GradedPredictions:
 
 def answers_first(predictions: Iterable[Prediction]) -> bool:
     """Whether a confidence is stated behind its answer; a proxy cannot route by it."""
-    first, last = ResponseParser("first"), ResponseParser("last")
+    first, last = ResponseParser("first", thinking=True), ResponseParser("last")  # thoughts are optional for the first
     return any(
         p.confidence is not None and first(p.response).confidence is None and last(p.response).confidence is not None
         for p in predictions

@@ -141,11 +141,11 @@ def check_sources(package: str) -> None:
 
 def check_prompt(messages: Sequence[Mapping[str, Any]], method: MethodSettings, where: str) -> None:
     """Raise ``DataError`` unless a prompt contains the method's prompt, which asks for the confidence."""
-    wanted = method.training_method.system_prompt
+    wanted = method.system_prompt
     if not contains_prompt("\n".join(str(message["content"]) for message in messages), wanted):
         raise DataError(
             f"{where}: the prompt should contain {wanted!r}, found {messages[0]['content']!r:.120}; export the file "
-            "for this method (coca-mindspeed data export --prompt), or put training_method(NAME).system_prompt into it"
+            "for this method (coca-mindspeed data export, --prompt and --thinking), or put its system prompt into it"
         )
 
 

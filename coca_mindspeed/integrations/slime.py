@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
+from coca_mindspeed.data.prompts import TemplateKeys, check_end
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.integrations.settings import (
     IntegrationSettings,
@@ -44,7 +44,7 @@ from coca_mindspeed.utils.tokenization import token_text
 
 VERDICT = "coca_correct"  # key of Sample.metadata: true, false, or null where the answer could not be graded
 logger = logging.getLogger(__name__)
-_KEYS = TemplateKeys(variables="--apply-chat-template-kwargs", allow_open_thinking="coca.allow_open_thinking", day="")
+_KEYS = TemplateKeys(variables="--apply-chat-template-kwargs", thinking="coca.method.thinking", day="")
 _END = 40  # characters that may open a thought at the end of a rendered prompt
 HEALTH = HealthWarnings()  # of the rollouts, which one process makes
 
@@ -99,8 +99,8 @@ async def reward(args: Any, sample: Any, **_: Any) -> float | list[float]:
     settings, rendered = _checked(args), isinstance(sample.prompt, str)
     where = f"sample {sample.index}"
     check_prompt([{"content": sample.prompt}] if rendered else sample.prompt, settings.method, where)
-    if rendered and not settings.allow_open_thinking:
-        check_no_open_thought(sample.prompt[-_END:], where, _KEYS)
+    if rendered:
+        check_end(sample.prompt[-_END:], where, _KEYS, settings.method.thinking)
     queue = _queue(asyncio.get_running_loop(), args.hf_checkpoint, json.dumps(args.coca))
     sample.metadata[VERDICT] = await queue(sample)
     return float(sample.metadata[VERDICT] is True)

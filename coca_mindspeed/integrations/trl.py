@@ -22,7 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.requirements import Requirement, View
-from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_no_open_thought, write_into_template
+from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_end, write_into_template
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.integrations.settings import (
     BY_ENTROPY,
@@ -58,7 +58,7 @@ _END = 40  # characters that may open a thought at the end of a rendered prompt
 
 _KEYS = TemplateKeys(
     variables="chat_template_kwargs",
-    allow_open_thinking="coca.allow_open_thinking",
+    thinking="coca.method.thinking",
     day="give the template's own variable a date by chat_template_kwargs (Llama 3.1: date_string), or write the date "
     "into the template",
 )
@@ -210,16 +210,16 @@ class CocaTrainer(GRPOTrainer):
 
     def _check_template(self, tokenizer: Any, chats: Mapping[str, list[dict[str, str]]]) -> None:
         """Refuse a chat template as the other engines do; see ``check_chat``."""
-        allow, model = self._settings.allow_open_thinking, f"model={tokenizer.name_or_path}"
+        thinking, model = self._settings.method.thinking, f"model={tokenizer.name_or_path}"
         if any(chat[0]["role"] != _PLAIN for chat in chats.values()):
             tokenizer = copy.deepcopy(tokenizer)
             tokenizer.chat_template = self.processing_class.chat_template
             write_into_template(tokenizer, self.chat_template_kwargs)
         for where, chat in chats.items():
             if chat[0]["role"] != _PLAIN:
-                check_chat(tokenizer, chat, where, model, _KEYS, allow_open_thinking=allow)
-            elif not allow:
-                check_no_open_thought(chat[0]["content"][-_END:], where, _KEYS)
+                check_chat(tokenizer, chat, where, model, _KEYS, thinking=thinking)
+            else:
+                check_end(chat[0]["content"][-_END:], where, _KEYS, thinking)
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]

@@ -59,7 +59,7 @@ class LocalAnswers:
             )
         except NoDistributionError as error:
             raise ConfigError(f"MODEL={config.model.path}: {error}") from error
-        parsed = rollout.read(policy.text, config.method.parser(), config.method.max_confidence_tokens)
+        parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
         after = parsed.stated_after
         for row, (key, record) in enumerate(chunk):
             stated = number_or_none(parsed.stated[row])
@@ -87,7 +87,9 @@ def plan_collection(
     path, longest = Path(str(config.model.path)), config.rollout.max_new_tokens
     records, limits = in_form(records, form), LengthLimits(2**31, longest, "--data", "--max-tokens")
     tokenizer = load_model_tokenizer(path, config.model, where="MODEL")
-    check_prompts(tokenizer, path, config.model, records, form.system_prompt, limits, where="MODEL")
+    check_prompts(
+        tokenizer, path, config.model, records, form.system_prompt, limits, where="MODEL", thinking=form.thinking
+    )
     prompt = max(map(len, encode_prompts(tokenizer, records, form.system_prompt)))
     sampled = {"prompts": at_once, "group_size": 1, "batch_responses": at_once, "max_prompt_tokens": prompt}
     without = {"interval": 0, "final_questions": 0}

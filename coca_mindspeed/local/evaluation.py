@@ -153,7 +153,7 @@ class HeldOut:
         )
         if (form := self.form) is None:
             return predictions
-        system_prompt = config.method.training_method.system_prompt
+        system_prompt = config.method.system_prompt
         return [
             replace(prediction, form=form_digest(record, system_prompt, form))
             for prediction, record in zip(predictions, self._repeated(records), strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
-from coca_mindspeed.config.plan import QuestionCounts
+from coca_mindspeed.config.plan import QuestionCounts, short_thoughts
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
@@ -43,11 +43,12 @@ class RunInputs:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """Return the warnings of the run's questions."""
-        data = self.config.data
-        if data.name == "records":
-            return self.questions.warnings("data.train", data.train, "data.evaluate", data.evaluate)
-        return self.questions.warnings("data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size)
+        """Return the warnings of the run's lengths and questions."""
+        data, longest = self.config.data, self.config.rollout.max_new_tokens
+        files: tuple[str, Any, str, Any] = ("data.train", data.train, "data.evaluate", data.evaluate)
+        if data.name != "records":
+            files = ("data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size)
+        return short_thoughts(self.config.method, "rollout.max_new_tokens", longest) + self.questions.warnings(*files)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -64,7 +65,7 @@ def trained_prompt(config: RunConfig, train: Sequence[Record]) -> TrainedPrompt:
     """Return the form of the prompts of a run that trains on ``train``."""
     method = config.method
     variables = config.model.chat_template_kwargs
-    form = form_of(train, method.training_method.system_prompt, variables, method.confidence_decimals)
+    form = form_of(train, method.system_prompt, variables, method.confidence_decimals, method.thinking)
     return TrainedPrompt(
         form=form,
         method=None if is_custom(method.name) else method.name,
@@ -111,6 +112,5 @@ _DECIMALS = 2  # of a confidence where the method asks for no number of them
 
 def warm_up_format(method: MethodSettings) -> ResponseFormat:
     """The format of the responses of ``warm_up.records``."""
-    return ResponseFormat(
-        method.training_method.confidence_position, method.confidence_decimals or _DECIMALS, spaced=True
-    )
+    position, decimals = method.training_method.confidence_position, method.confidence_decimals or _DECIMALS
+    return ResponseFormat(position, decimals, spaced=True, thinking=method.thinking)

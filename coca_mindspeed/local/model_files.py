@@ -210,7 +210,7 @@ def needs_date(config: RunConfig, record: Record) -> bool:
     if config.model.path is None or config.model.prompt_date is not None:
         return False
     tokenizer = load_model_tokenizer(Path(config.model.path), config.model)
-    return reads_clock(tokenizer, prompt_messages(record, config.method.training_method.system_prompt))
+    return reads_clock(tokenizer, prompt_messages(record, config.method.system_prompt))
 
 
 #: Shape of each weight by its name.

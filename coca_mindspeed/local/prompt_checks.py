@@ -71,16 +71,17 @@ def check_prompts(
     *,
     where: str = "model.path",
     keys: TemplateKeys = TEMPLATE_KEYS,
+    thinking: bool | None = False,
     show_progress: bool = True,
 ) -> None:
     """Refuse prompts that the model in ``path`` with this tokenizer cannot process, without reading its weights.
 
-    Raises ConfigError for a chat template that is missing, refuses the prompt, drops a message, opens a thought or
-    reads the clock, and for token ids or sequences beyond the model's; DataError names a record with an unusable
-    prompt.
+    Raises ConfigError for a chat template that is missing, refuses the prompt, drops a message, reads the clock or does
+    not fit ``thinking`` (see ``check_template``), and for token ids or sequences beyond the model's; DataError names a
+    record with an unusable prompt.
     """
     architecture, shown = read_model_config(path, model, where=where), f"{where}={path}"
-    check_template(tokenizer, records, system_prompt, shown, keys, allow_open_thinking=model.allow_open_thinking)
+    check_template(tokenizer, records, system_prompt, shown, keys, thinking=thinking)
     check_lengths(tokenizer, architecture, records, system_prompt, limits, shown, show_progress)
 
 

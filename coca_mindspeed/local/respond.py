@@ -34,7 +34,7 @@ def respond(
     """
     return sample_responses(
         policy,
-        policy.encode_prompts(records, method.training_method.system_prompt),
+        policy.encode_prompts(records, method.system_prompt),
         group_size=group_size,
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,

@@ -113,7 +113,7 @@ class LocalRun:
     @cached_property
     def prompt_sha256(self) -> str:
         """SHA-256 of the first training question's prompt."""
-        system_prompt = self.config.method.training_method.system_prompt
+        system_prompt = self.config.method.system_prompt
         [first] = render_prompts(self.tokenizer, self.inputs.train[:1], system_prompt)
         return hashlib.sha256(first.encode()).hexdigest()
 
@@ -121,14 +121,15 @@ class LocalRun:
         """Raise ConfigError or DataError for a prompt that the model cannot process, or a resumed run renders anew."""
         config, inputs, tokenizer = self.config, self.inputs, self.tokenizer
         limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
-        path, where, system_prompt = inputs.model, inputs.where, config.method.training_method.system_prompt
+        path, where, system_prompt = inputs.model, inputs.where, config.method.system_prompt
         records = [*inputs.train, *inputs.evaluate, *inputs.warm_up]
         given = (records, system_prompt, limits)
         if path is None:
             check_readable(records)
             check_lengths(tokenizer, tiny_config(), *given, "the built-in tiny model", inputs.show_progress)
         else:
-            check_prompts(tokenizer, path, config.model, *given, where=where, show_progress=inputs.show_progress)
+            how: dict[str, Any] = {"thinking": config.method.thinking, "show_progress": inputs.show_progress}
+            check_prompts(tokenizer, path, config.model, *given, where=where, **how)
             if (pad := ordinary_pad_token(tokenizer)) is not None:
                 print_text(
                     f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can never "
@@ -258,6 +259,6 @@ def warm_start(
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
         with sft_progress(config.warm_up.steps, show_progress, output) as progress:
-            warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress)
+            warm_up(policy, train, config.method, config.warm_up, config.seed, progress)
         export_model(policy, path)
     return path

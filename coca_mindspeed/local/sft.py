@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.methods import TrainingMethod
-from coca_mindspeed.algorithm.parsing import SEGMENTS, ResponseFormat
+from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.algorithm.parsing import SEGMENTS, THINK_TAG, ResponseFormat
 from coca_mindspeed.config.schema import OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
+from coca_mindspeed.data.prompts import opens_thought
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
@@ -34,7 +35,7 @@ from coca_mindspeed.utils.progress import StepProgress
 def warm_up(
     policy: Policy,
     records: Sequence[Record],
-    method: TrainingMethod,
+    method: MethodSettings,
     config: WarmUpConfig,
     seed: int,
     progress: StepProgress | None = None,
@@ -47,12 +48,16 @@ def warm_up(
 ) -> None:
     """Train ``policy`` in place on over-confident responses, which teach the format and no calibration.
 
+    With thinking, the responses end behind the confidence that begins the thought, which stays the model's own.
     ``progress`` shows the loss in nats per token.  ``response_format`` None: without spaces, as the tiny model writes.
     ``microbatch_tokens`` bounds a backward pass, padding included.  ``resume``: steps whose weights ``policy`` holds,
     and the optimizer's state.  ``after_step`` is called last in each step, with the steps done.  Raises TrainingError
     if a loss or a gradient is not finite.
     """
-    response_format = response_format or ResponseFormat(method.confidence_position)
+    response_format = response_format or ResponseFormat(
+        method.training_method.confidence_position, thinking=method.thinking
+    )
+    opening = _opening(policy, records[0], method) if method.thinking else None
     settings = OptimizerConfig(
         name=optimizer_name,
         lr=config.lr,
@@ -71,7 +76,7 @@ def warm_up(
         texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
         if step < done:  # drawn, so that later batches are the same
             continue
-        responses = encode_responses(policy, texts)
+        responses = encode_responses(policy, texts) if opening is None else _encode_openings(policy, texts, opening)
         prompts = policy.encode_prompts(chosen, method.system_prompt)
         loss = accumulate_gradient(policy, prompts, responses, config.question_weight, microbatch_tokens)
         norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
@@ -133,6 +138,17 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
     return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
+def _encode_openings(policy: Policy, texts: Sequence[str], opening: str) -> list[list[int]]:
+    """Token ids of the beginnings of responses, without an end-of-turn token."""
+    ids: list[list[int]] = policy.tokenizer([opening + text for text in texts], add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _opening(policy: Policy, record: Record, method: MethodSettings) -> str:
+    """The tag that begins a thought, unless the chat template writes it."""
+    return "" if opens_thought(policy.tokenizer, record, method.system_prompt) else f"{THINK_TAG}\n"
+
+
 def sft_backward(
     policy: Policy,
     prompts: Sequence[list[int]],
@@ -179,6 +195,8 @@ def _overconfident_response(
         random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
         for _ in SEGMENTS[response_format.position][1:]
     ]
+    if response_format.thinking:
+        return response_format.stated(confidences[0])
     return response_format.response(answer, *confidences)
 
 
@@ -202,7 +220,7 @@ def run_sft_warm_up(
     exported, checkpoints = output / WARMED_UP, output / CHECKPOINTS
     fresh = not exported.exists()
     if fresh:
-        method, steps = config.method.training_method, config.warm_up.steps
+        method, steps = config.method, config.warm_up.steps
         response_format = warm_up_format(config.method)
         resume = _continued(policy, config, checkpoints)
         go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"

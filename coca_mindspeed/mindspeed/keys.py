@@ -63,7 +63,6 @@ RENAMES = {
     "coca.require_evaluated": "data.require_evaluated",
     "coca.chat_template_kwargs": "model.chat_template_kwargs",
     "coca.prompt_date": "model.prompt_date",
-    "coca.allow_open_thinking": "model.allow_open_thinking",
     "coca.eval_data": "data.evaluate",
     "coca.eval_interval": "evaluation.interval",
     "coca.keep_checkpoints": "checkpoint.keep",

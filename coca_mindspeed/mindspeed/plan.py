@@ -24,6 +24,7 @@ from coca_mindspeed.config.plan import (
     file_rows,
     form_notes,
     question_rows,
+    short_thoughts,
     show_plan,
 )
 from coca_mindspeed.config.schema import RunConfig
@@ -106,7 +107,8 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     counts = None if problems or iterations is None else _question_counts(run, iterations)
     rows = (*_rows(run, resolved, iterations, length, rates), *question_rows(counts))
     files = "data.train", run.data.train, "data.evaluate", run.data.evaluate
-    warnings = () if counts is None else counts.warnings(*files)
+    warnings = short_thoughts(run.method, "rollout.max_new_tokens", run.rollout.max_new_tokens)
+    warnings += () if counts is None else counts.warnings(*files)
     compared = compare_model(run.model.path, translate(run)).notes
     notes = (*form_notes(run.method, "method=coca_stable"), *_notes(resolved, memory), *compared)
     plan = ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)

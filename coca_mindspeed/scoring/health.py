@@ -59,7 +59,8 @@ def health_problems(rows: Sequence[Mapping[str, Any]], method: TrainingMethod | 
 
     Metrics that are missing or NaN are ignored; ``method`` None: not known.  Returns text for the user by code:
     ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``, ``low_entropy`` (it comes before; not of
-    a method that states the confidence last or does not reward it), ``no_answer_signal``, ``ungradable``, ``cut_off``.
+    a method that states the confidence last or does not reward it), ``no_answer_signal``, ``ungradable``, ``cut_off``,
+    ``open_thought``.
     """
     invalid, ungradable = _mean(rows, "rollout/invalid_share"), _mean(rows, "grading/ungradable_share")
     cut_off, accuracy = _mean(rows, "response/cut_off_share"), _mean(rows, "rollout/accuracy")
@@ -91,6 +92,8 @@ def health_problems(rows: Sequence[Mapping[str, Any]], method: TrainingMethod | 
         problems["ungradable"] = f"{ungradable:.0%} of the answers could not be graded (reasons in samples/)"
     if cut_off > _MOST:
         problems["cut_off"] = f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens"
+    if (still_open := _mean(rows, "response/open_thought_share")) > _MOST:
+        problems["open_thought"] = f"{still_open:.0%} of the responses do not end their thought, so they have no answer"
     return problems
 
 

@@ -44,6 +44,7 @@ def rollout_metrics(credited: Credited) -> dict[str, WeightedMean]:
         "rollout/invalid_share": (_share(stated.isnan()), every),
         "response/length": (float(ends[:, -1].mean()), every),
         **{f"response/{segment}_length": (float(own.mean()), every) for segment, own in lengths.items()},
+        **_thought_metrics(credited),
         "rollout/confidence": (float(stated.nanmean()), int((~stated.isnan()).sum())),
         "reward/answer": (accuracy, n_graded),
         "rollout/accuracy": (accuracy, n_graded),
@@ -60,6 +61,21 @@ def rollout_metrics(credited: Credited) -> dict[str, WeightedMean]:
     if credit.deviation:
         means["advantage/deviation"] = (credit.deviation, 1)
     return _defined(means)
+
+
+def _thought_metrics(credited: Credited) -> dict[str, tuple[float, float]]:
+    """Tokens of the thoughts, without a confidence that begins them, and the share of thoughts that do not end."""
+    scored = credited.scored
+    if scored.thought_ends is None:
+        return {}
+    starts = scored.segment_ends[:, 0] if next(iter(credited.credit.segments)) == "confidence" else 0
+    is_open = scored.thought_ends == 0
+    lengths = (scored.lengths.where(is_open, scored.thought_ends) - starts).clamp(min=0).double()
+    n = len(lengths)
+    return {
+        "response/thought_length": (float(lengths.mean()), n),
+        "response/open_thought_share": (_share(is_open), n),
+    }
 
 
 def confidence_metrics(scored: Scored) -> dict[str, WeightedMean]:

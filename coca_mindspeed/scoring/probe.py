@@ -102,7 +102,7 @@ def _forms(record: Record) -> tuple[str, ...]:
 def _segment(answer: str, method: MethodSettings) -> str:
     """The answer segment of a whole response of the method."""
     position = method.training_method.confidence_position
-    written = ResponseFormat(position, method.confidence_decimals or _DECIMALS, spaced=True)
+    written = ResponseFormat(position, method.confidence_decimals or _DECIMALS, spaced=True, thinking=method.thinking)
     return method.parser()(written.response(answer, _CONFIDENCE, _CONFIDENCE)).answer
 
 

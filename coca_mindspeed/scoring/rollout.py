@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends, thought_ends
 from coca_mindspeed.algorithm.credit import Credit, CreditRule
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
@@ -29,7 +29,7 @@ from coca_mindspeed.grading.verdict import Grader, Verdict
 SCORE_COLUMNS: dict[str, torch.dtype] = {
     "stated_confidence": torch.float64,  # the first and, where the method asks for it, the second confidence
     "correct": torch.float64,  # 1 or 0
-    "confidence_length": torch.int64,  # tokens up to the end of the stated confidence
+    "confidence_length": torch.int64,  # tokens up to the end of the confidence and, with thinking, of the thought
     "segment_ends": torch.int64,  # tokens up to the end of each of the S segments
 }
 
@@ -59,6 +59,7 @@ class Sampled:
         stated = confidences(p.confidence for p in parsed)
         after = confidences(p.confidence_after for p in parsed) if parser.position == "both" else None
         valid = [~each.isnan() for each in (stated, after) if each is not None]
+        closed = torch.tensor([END_THINK_TAG in response for response in texts], dtype=torch.bool)
         given = (self.token_ids, self.lengths, text)
         options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
         return Parsed(
@@ -68,6 +69,7 @@ class Sampled:
             stated_after=after,
             confidence_lengths=confidence_segment_lengths(*given, valid[0], **options),
             segment_ends=segment_ends(*given, valid, **options),
+            thought_ends=thought_ends(*given, closed) if parser.thinking else None,
         )
 
 
@@ -80,12 +82,14 @@ class Stated:
         stated_after: float64 ``[B]``, the second confidences of a method that asks for two; None for the others.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
         segment_ends: int64 ``[B, S]``, tokens up to the end of each segment; the last are the responses' lengths.
+        thought_ends: int64 ``[B]``, tokens up to the end of the thought, 0 if it does not end; None without thinking.
     """
 
     stated: Tensor
     stated_after: Tensor | None
     confidence_lengths: Tensor
     segment_ends: Tensor
+    thought_ends: Tensor | None = None
 
     @property
     def lengths(self) -> Tensor:
@@ -99,7 +103,7 @@ class Parsed(Stated):
 
     Attributes:
         texts: the decoded responses.
-        answers: the answer segment of each; of a response without a valid confidence, the whole text.
+        answers: the answer of each, as :class:`.ParsedResponse` has it.
     """
 
     texts: Sequence[str]
@@ -112,6 +116,7 @@ class Parsed(Stated):
             stated_after=self.stated_after,
             confidence_lengths=self.confidence_lengths,
             segment_ends=self.segment_ends,
+            thought_ends=self.thought_ends,
             correct=correct,
         )
 
@@ -146,10 +151,12 @@ class Scored(Stated):
         """
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
         first, *after = of_type["stated_confidence"].T.contiguous()
+        confidence_length, *thought = of_type["confidence_length"].T.contiguous()
         return Scored(
             stated=first,
             stated_after=after[0] if after else None,
-            confidence_lengths=of_type["confidence_length"].flatten(),
+            confidence_lengths=confidence_length,
+            thought_ends=thought[0] if thought else None,
             segment_ends=of_type["segment_ends"],
             correct=of_type["correct"].flatten(),
         )
@@ -162,11 +169,12 @@ class Scored(Stated):
 
     def columns(self) -> dict[str, Tensor]:
         """The columns of :data:`SCORE_COLUMNS`."""
-        stated = [self.stated] if self.stated_after is None else [self.stated, self.stated_after]
+        stated = [each for each in (self.stated, self.stated_after) if each is not None]
+        lengths = [each for each in (self.confidence_lengths, self.thought_ends) if each is not None]
         return {
             "stated_confidence": torch.stack(stated, dim=1),
             "correct": self.correct[:, None],
-            "confidence_length": self.confidence_lengths[:, None],
+            "confidence_length": torch.stack(lengths, dim=1),
             "segment_ends": self.segment_ends,
         }
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import method_form
 from coca_mindspeed.config.schema import METHOD_FACTS
-from coca_mindspeed.config.values import KeyFacts, Method
+from coca_mindspeed.config.values import Method
 from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
 
@@ -38,10 +38,12 @@ class ScoringSettings(EngineSection):
     )
     grader: str = Field("auto", description="grader; auto: by record; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; docs/grading.md")
-    allow_open_thinking: Annotated[bool, KeyFacts("cluster")] = Field(
-        False, description="see model.allow_open_thinking"
-    )
     require_evaluated: bool = Field(True, description="see data.require_evaluated")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_keys(cls, section: object) -> object:
+        return _without_open_thinking(section) if isinstance(section, Mapping) else section
 
     @field_validator("method", mode="before")
     @classmethod
@@ -57,6 +59,15 @@ class ScoringSettings(EngineSection):
             raise ValueError(str(error)) from error
 
 
+def _without_open_thinking(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section without a key of earlier releases; raises ValueError where the key had an effect."""
+    kept = dict(section)
+    if kept.pop(_FORMER, False) is not False:
+        raise ValueError(f"{_FORMER}: was removed: write coca.method.thinking=true (docs/method.md, Thinking)")
+    return kept
+
+
+_FORMER = "allow_open_thinking"
 Settings = TypeVar("Settings", bound=ScoringSettings)
 
 
@@ -66,12 +77,12 @@ def stored_section(kind: type[Settings], section: Mapping[str, Any], where: obje
     Keys that ``kind`` no longer has stay as they are.  Raises ConfigError, naming ``where``, for invalid values.
     """
     try:
-        known = checked_section(kind, {key: value for key, value in section.items() if key in kind.model_fields})
+        known = checked_section(kind, {k: v for k, v in section.items() if k in kind.model_fields or k == _FORMER})
     except ConfigError as error:
         raise ConfigError(
             f"{where}: the run to resume has settings that cannot be used:\n{error}", error.problems
         ) from error
-    return {**section, **known.model_dump(mode="json")}
+    return {**_without_open_thinking(section), **known.model_dump(mode="json")}
 
 
 def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:

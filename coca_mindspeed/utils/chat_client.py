@@ -3,13 +3,15 @@
 import asyncio
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
 
-from coca_mindspeed.utils.console import one_line, without_password
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG
+from coca_mindspeed.utils.console import one_line, print_text, without_password
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LONGEST_ASKED_SECONDS = 60.0  # openai's client ignores longer ones too
@@ -18,11 +20,20 @@ _SHOWN = 500  # characters of a server's message
 
 
 class Completion(NamedTuple):
-    """A reply; ``tokens`` is None if the server does not count them."""
+    """A reply; ``tokens`` is None if the server does not count them.
+
+    ``thought`` is the text that a reasoning parser of the server has taken out of ``text``.
+    """
 
     text: str
     tokens: int | None
     finish_reason: str | None
+    thought: str = ""
+
+    def response(self, thinking: bool) -> str:
+        """The whole response; a model without ``thinking`` has its answer in a thought that does not end."""
+        ends = thinking and self.thought and self.text
+        return f"{self.thought}{END_THINK_TAG}{self.text}" if ends else self.thought + self.text
 
 
 class ChatError(Exception):
@@ -38,7 +49,7 @@ class ChatClient:
 
     ``retries``: further attempts, with exponential backoff or as the server asks, after connection errors, timeouts,
     the statuses 408, 409, 429 and 5xx, and replies that are no chat completion.  ``seconds``: timeout of one attempt,
-    until its last byte; ``total_seconds``: of all attempts of a request.
+    until its last byte; ``total_seconds``: of all attempts of a request.  ``thoughts``: replies with one so far.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class ChatClient:
         timeout = openai.Timeout(None, connect=_CONNECT_SECONDS)
         self._client = openai.AsyncOpenAI(base_url=url, api_key=key or "none", max_retries=0, timeout=timeout)
         self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
+        self.thoughts = 0
         self._errors = openai.APIError
         self._fatal_errors = openai.APIConnectionError, openai.AuthenticationError
 
@@ -73,7 +85,9 @@ class ChatClient:
         except asyncio.TimeoutError as error:
             raise ChatError(f"no whole reply in {limit:.3g} s") from error
         try:
-            return _completion(json.loads(found.content))
+            completion = _completion(json.loads(found.content))
+            self.thoughts += bool(completion.thought)
+            return completion
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             problem = f"expected a chat completion, found {found.content[:80]!r} ({error!s:.80})"
             raise ChatError(problem, headers=found.headers) from None
@@ -94,14 +108,24 @@ class ChatClient:
         await self._client.close()
 
 
+def warn_of_thoughts(count: int, thinking: bool) -> None:
+    """Say that a server takes answers of a model without ``thinking`` for thoughts; they are read nevertheless."""
+    if count and not thinking:
+        fix = "serve the model without --reasoning-parser, or add --thinking if it thinks"
+        print_text(
+            f"warning: the server sent {count} responses as reasoning, which are read as answers; {fix}", sys.stderr
+        )
+
+
 def _completion(reply: Any) -> Completion:
     """Read a chat completion; its text is empty where there is none."""
     choice = reply["choices"][0] if reply["choices"] else {"message": {"content": None}}
-    text, reason = choice["message"]["content"] or "", choice.get("finish_reason")
-    if not isinstance(text, str) or not isinstance(reason, str | None):
+    message, reason = choice["message"], choice.get("finish_reason")
+    text, thought = message["content"] or "", message.get("reasoning_content") or message.get("reasoning") or ""
+    if not (isinstance(text, str) and isinstance(thought, str)) or not isinstance(reason, str | None):
         raise TypeError("content and finish_reason should be text")
     tokens = (reply.get("usage") or {}).get("completion_tokens")
-    return Completion(text, tokens if type(tokens) is int and tokens >= 0 else None, reason)
+    return Completion(text, tokens if type(tokens) is int and tokens >= 0 else None, reason, thought)
 
 
 def _described(error: Any) -> ChatError:

@@ -57,7 +57,7 @@ def checked_record(row: Mapping[str, Any], where: str, system_prompt: str | None
     if (written := [dict(message) for message in messages or ()]) != wanted:
         raise DataError(
             f"{record.name} has another prompt than the method's: expected {_shown(wanted)}, found {_shown(written)}; "
-            "export the file for this method (coca-mindspeed data export verl --prompt)"
+            "export the file for this method (coca-mindspeed data export verl, --prompt and --thinking)"
         )
     return record
 
@@ -71,12 +71,12 @@ def check_prompts(
     """
     keys = TemplateKeys(
         variables="data.apply_chat_template_kwargs",
-        allow_open_thinking="coca.allow_open_thinking",
+        thinking="coca.method.thinking",
         day="give the template's own variable a date by data.apply_chat_template_kwargs (Llama 3.1: date_string), or "
         "write the date into the template",
     )
     model = f"actor_rollout_ref.model.path={path}"
-    check_template(tokenizer, records, system_prompt, model, keys, allow_open_thinking=settings.allow_open_thinking)
+    check_template(tokenizer, records, system_prompt, model, keys, thinking=settings.method.thinking)
 
 
 def _shown(messages: Sequence[Mapping[str, str]]) -> str:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
-from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows
+from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows, short_thoughts
 from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems, show_value
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.verl.checkpoints import check_length
@@ -99,7 +99,9 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
         for key, value, default in changed_keys(written, config, "verl")
     )
     notes = (*form_notes(run.settings.method, "coca.method=coca_stable"), *changed)
-    warnings = (*_warnings(run, steps), *(counts.warnings(*files) if counts else ()))
+    key = "data.max_response_length"
+    short = short_thoughts(run.settings.method, key, run.value(key))
+    warnings = (*_warnings(run, steps), *short, *(counts.warnings(*files) if counts else ()))
     asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
     rows = (*_rows(run), *_length_rows(run, steps, asked), *question_rows(counts))
     return Plan(title, rows, notes=notes, warnings=warnings)
@@ -113,7 +115,7 @@ def _questions(run: VerlRun, key: str) -> list[str] | None:
     paths = [Path(path) for path in run.files(key)]
     if not all(path.suffix == ".jsonl" and path.is_file() for path in paths):
         return None
-    prompt = run.settings.method.training_method.system_prompt
+    prompt = run.settings.method.system_prompt
     rows = ((f"{path}:{number}", row) for path in paths for number, row in read_json_lines(path))
     return [checked_record(row, where, prompt).question for where, row in rows]
 

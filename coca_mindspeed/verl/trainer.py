@@ -112,7 +112,7 @@ class SegmentTrainer(PPOTrainer):
         super()._init_dataloader()
         data = self.config.data
         sets = {TRAIN_FILES: self.train_dataset, VAL_FILES: self.val_dataset}
-        system_prompt = self._settings.method.training_method.system_prompt
+        system_prompt = self._settings.method.system_prompt
         tokenizer = copy.deepcopy(self.tokenizer)  # verl passes the variables to its own with each chat
         section: Any = OmegaConf.to_container(data, resolve=True)
         write_into_template(tokenizer, section.get("apply_chat_template_kwargs") or {})

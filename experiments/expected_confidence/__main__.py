@@ -97,7 +97,7 @@ def _measure(
     data = f"data.train={arguments.records}"
     given: list[Any] = [f"model.path={arguments.model}", data, f"method.confidence_decimals={arguments.decimals}"]
     config = compose_run("local", [*given, *arguments.overrides]).run
-    prompt = config.method.training_method.system_prompt
+    prompt = config.method.system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     model = Path(arguments.model)
     check_prompts(load_model_tokenizer(model, config.model), model, config.model, records, prompt, limits)

@@ -103,3 +103,56 @@ def test_one_decimal_and_the_function_of_the_package():
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(ValueError, match="should be"):
         ResponseParser(**arguments)
+
+
+C = "<confidence> 0.83 </confidence>"
+
+
+@pytest.mark.parametrize(
+    ("position", "text", "confidences", "answer", "valid_in_training"),
+    [
+        ("first", f"{C}\nT\n</think>\n\nA", (0.83,), "\n\nA", True),
+        ("first", f" <think>\n{C}\nT</think>A", (0.83,), "A", True),
+        ("first", f"{C}<think>T</think>A", (0.83,), "A", False),
+        ("first", f"{C} Well.\n<think>T</think>A", (0.83,), "A", False),
+        ("first", f"<think>{C} of <think> T</think>A", (0.83,), "A", True),
+        ("first", f"{C}T</think>A <think>", (0.83,), "A <think>", True),
+        ("first", f"{C} T", (0.83,), "", True),
+        ("first", f"{C} A", (0.83,), "", True),
+        ("first", f"<think>T {C}</think>A", (None,), "A", False),
+        ("first", f"T</think>{C}A", (None,), f"{C}A", False),
+        ("first", f"<think><think>{C}</think>A", (None,), "A", False),
+        ("last", f"<think>T {C}</think>A {C}", (0.83,), "A ", True),
+        ("last", f"T {C}</think>A", (None,), "A", False),
+        ("last", f"T {C}", (None,), "", False),
+        ("both", f"<think>{C}T</think>A {C}", (0.83, 0.83), "A ", True),
+        ("both", f"{C}T {C}", (0.83, None), "", True),
+    ],
+)
+def test_thinking(position, text, confidences, answer, valid_in_training):
+    for in_training in (False, True):
+        parsed = ResponseParser(position, thinking=True, in_training=in_training)(text)
+        assert parsed.answer == answer
+        found = (parsed.confidence, parsed.confidence_after)[: len(confidences)]
+        assert found == (confidences if valid_in_training or not in_training else (None,))
+
+
+@given(st.text(alphabet="<confide/c>think 01.5\nx", max_size=60), st.sampled_from(["first", "last", "both"]))
+def test_without_thinking_thoughts_are_text(text, position):
+    assert ResponseParser(position, in_training=True)(text) == ResponseParser(position)(text)
+    assert ResponseParser(position, thinking=True)(f"{text}<think>").answer in text.partition("</think>")[2] + "<think>"
+
+
+def test_prompts_with_thinking_name_the_place_of_the_thought():
+    from coca_mindspeed.algorithm.methods import METHODS, method_settings
+
+    last_lines = {
+        "coca": "<think> <confidence> confidence level here </confidence> thoughts here </think> answer here",
+        "rlcr": "<think> thoughts here </think> answer here <confidence> confidence level here </confidence>",
+        "caliber": "<think> <confidence> confidence level here </confidence> thoughts here </think> answer here "
+        "<confidence> confidence level here </confidence>",
+    }
+    for name, line in last_lines.items():
+        plain, thinking = (method_settings(name, thinking=each).system_prompt for each in (False, True))
+        assert plain == METHODS[name].system_prompt
+        assert thinking.splitlines() == [*plain.splitlines()[:-1], line]

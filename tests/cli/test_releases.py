@@ -14,8 +14,8 @@ from tests.local.runs_for_tests import rows
 RUNS = Path(__file__).parent / "runs_of_releases"  # 0.3.0: before evaluation.readings was removed
 REMOVED = {
     "0.1.0": {"trainer.epochs"},
-    "0.2.0": {"trainer.epochs", "confidence_start"},
-    "0.3.0": {"evaluation.readings"},
+    "0.2.0": {"trainer.epochs", "confidence_start", "model.allow_open_thinking"},
+    "0.3.0": {"evaluation.readings", "model.allow_open_thinking"},
 }
 
 
@@ -63,7 +63,12 @@ def test_a_run_of_an_earlier_release_is_resumed_if_its_rewards_are_todays(run_of
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("evaluation.readings", True), ("trainer.epochs", 2), ("confidence_start", {"questions": 10, "steps": 100})],
+    [
+        ("evaluation.readings", True),
+        ("model.allow_open_thinking", True),
+        ("trainer.epochs", 2),
+        ("confidence_start", {"questions": 10, "steps": 100}),
+    ],
 )
 def test_a_removed_key_with_an_effect_is_refused(key, value, tmp_path):
     section, _, name = key.rpartition(".")

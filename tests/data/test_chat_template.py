@@ -1,10 +1,12 @@
 """Chat templates of the kinds that published models have: what is written into them, and what they are refused for."""
 
+import contextlib
 import copy
 import datetime
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
 from coca_mindspeed.data.prompts import (
@@ -126,7 +128,7 @@ DROPS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
         ("{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}", "user message"),
         (R1, "<think>"),
         (SWITCHABLE_R1, "<think>"),
-        (QWEN3, None),
+        (QWEN3, "method.thinking"),
         (LOOP + "[THINK]", "[THINK]"),
         (LOOP + "<seed:think>\n", "<seed:think>"),
         (LOOP + "<|START_THINKING|>", "<|START_THINKING|>"),
@@ -144,6 +146,58 @@ def test_what_a_template_is_refused_for(template, says):
         check_template(tokenizer(template), [RECORD], SYSTEM, "model.path=DIR", KEYS)
     assert says in str(refusal.value)
     assert "model.path=DIR" in str(refusal.value)
+
+
+GLM = LOOP + "<|assistant|>{%- if enable_thinking is defined and not enable_thinking %}\n<think></think>{%- endif %}"
+QWEN35 = (
+    LOOP + "<|im_start|>assistant\n{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\n\n</think>\n\n' }}{%- else %}{{- '<think>\n' }}{%- endif %}"
+)
+SMALL_QWEN35 = (
+    LOOP + "<|im_start|>assistant\n{%- if enable_thinking is defined and enable_thinking %}"
+    "{{- '<think>\n' }}{%- else %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+)
+DEEPSEEK31 = LOOP + "<|Assistant|>{%- if thinking is defined and thinking %}<think>{%- else %}</think>{%- endif %}"
+GPT_OSS = LOOP + "{#- <|channel|>analysis<|message|> -#}<|start|>assistant"
+MAGISTRAL = "{#- [THINK] -#}" + LOOP
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "without", "with_thinking"),
+    [
+        (QWEN3, {}, False, True),
+        (QWEN3, {"enable_thinking": False}, True, False),
+        (QWEN3, {"enable_thinking": True}, False, True),
+        (GLM, {}, False, True),
+        (GLM, {"enable_thinking": False}, True, False),
+        (QWEN35, {}, False, True),
+        (QWEN35, {"enable_thinking": False}, True, False),
+        (SMALL_QWEN35, {}, True, False),
+        (SMALL_QWEN35, {"enable_thinking": True}, False, True),
+        (DEEPSEEK31, {}, True, False),
+        (DEEPSEEK31, {"thinking": True}, False, True),
+        (R1, {}, False, True),
+        (LOOP + GENERATION, {}, True, True),
+        (LOOP + "<seed:think>", {}, False, False),
+        (GPT_OSS, {}, False, False),
+        (MAGISTRAL, {}, True, False),
+    ],
+)
+def test_the_end_of_a_prompt_fits_the_methods_thinking(template, variables, without, with_thinking):
+    made = tokenizer(template)
+    made.add_special_tokens({"additional_special_tokens": ["<|channel|>", "[THINK]"]})
+    write_into_template(made, variables)
+    for thinking, accepted in ((False, without), (True, with_thinking), (None, True)):
+        with contextlib.nullcontext() if accepted else pytest.raises(ConfigError, match=r"model\.path=DIR"):
+            check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS, thinking=thinking)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tags_without_text_are_refused_by_name(special):
+    made = tokenizer(LOOP + "<think>")
+    made.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")])
+    with pytest.raises(ConfigError, match="</think>, <think>") if special else contextlib.nullcontext():
+        check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS, thinking=True)
 
 
 @pytest.mark.parametrize("where", ["system", "question"])

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from coca_mindspeed import cli
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT as PROMPT
 from coca_mindspeed.data.export import FRAMEWORKS, export_records, record_of
@@ -25,13 +26,17 @@ GOLD = {"slime": "label", "swift": "solution", "trl": "solution", "verl": "rewar
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_rows_carry_their_records_back(tmp_path, framework):
+@pytest.mark.parametrize("thinking", [False, True])
+def test_rows_carry_their_records_back(tmp_path, framework, thinking):
     write_records(tmp_path / "records.jsonl", RECORDS)
     arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(tmp_path / "rows.jsonl")]
-    assert cli.main(["data", "export", framework, *arguments, "--prompt", "answer-first"]) == 0
+    assert (
+        cli.main(["data", "export", framework, *arguments, "--prompt", "answer-first", *["--thinking"] * thinking]) == 0
+    )
+    prompt = method_settings("rlcr", thinking=thinking).system_prompt
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").open(encoding="utf-8")]
     assert [record_of(row.get("extra_info", row.get("metadata", row)), "here") for row in rows] == RECORDS
-    assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, ANSWER_FIRST_PROMPT) for each in RECORDS]
+    assert [row[CHAT[framework]] for row in rows] == [prompt_messages(each, prompt) for each in RECORDS]
     gold = [row[GOLD[framework]] for row in rows]
     assert [g["ground_truth"] if isinstance(g, dict) else g for g in gold] == [each.answer for each in RECORDS]
 

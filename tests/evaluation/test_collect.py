@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings, training_method
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions
@@ -84,6 +84,42 @@ def test_it_asks_and_evaluate_grades(server, command, tmp_path, monkeypatch):
     assert (request["temperature"], request["max_tokens"]) == (0.5, 99)
     assert request["chat_template_kwargs"] == {"enable_thinking": False}
     assert request["messages"][0] == {"role": "system", "content": training_method("coca").system_prompt}
+
+
+STATED = "<confidence> 0.8 </confidence>"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "message"),
+    [
+        (True, {"content": f"<think>\n{STATED}\\boxed{{1}}</think>%s"}),
+        (True, {"content": f"{STATED}<think>\\boxed{{1}}</think>%s"}),
+        (True, {"reasoning": f"{STATED}\\boxed{{1}}", "content": "%s"}),
+        (True, {"reasoning_content": f"\n{STATED}\\boxed{{1}}", "content": "\n\n%s"}),
+        (False, {"reasoning": f"{STATED} %s", "content": None}),
+    ],
+)
+def test_thoughts_are_read_in_the_field_that_the_server_has_for_them(
+    server, command, tmp_path, capsys, thinking, message
+):
+    def reply(request):
+        answer = f"\\boxed{{{number(request)}}}"
+        return 200, {name: text and text.replace("%s", answer) for name, text in message.items()}
+
+    server.reply = reply
+    assert main([*command(), *["--thinking"] * thinking]) == 0
+    out = capsys.readouterr()
+    assert ("--thinking" in out.out, "--reasoning-parser" in out.err) == (thinking, not thinking)
+    predictions = graded(tmp_path, *["--thinking"] * thinking)
+    assert [(p.confidence, p.correct) for p in predictions] == [(0.8, i < QUESTIONS - 1) for i in range(QUESTIONS)]
+    method = method_settings(thinking=thinking)
+    assert server.requests[0]["messages"][0]["content"] == method.system_prompt
+
+
+def test_a_thought_that_is_cut_off_has_no_answer(server, command, tmp_path):
+    server.reply = lambda request: (200, {"reasoning": f"{STATED}\\boxed{{{number(request)}}}", "content": None})
+    assert main([*command(), "--thinking"]) == 0
+    assert {(p.confidence, p.correct) for p in graded(tmp_path, "--thinking")} == {(0.8, False)}
 
 
 def test_the_method_gives_prompt_and_position(server, command, tmp_path):

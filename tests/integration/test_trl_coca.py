@@ -235,7 +235,8 @@ QWEN3 = (
     [
         (QWEN3, {}, {}, False),
         (QWEN3, {"chat_template_kwargs": {"enable_thinking": False}}, {}, True),
-        (QWEN3, {}, {"allow_open_thinking": True}, True),
+        (QWEN3, {}, {"method": {"thinking": True}}, True),
+        (QWEN3, {"chat_template_kwargs": {"enable_thinking": False}}, {"method": {"thinking": True}}, False),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}=", {}, {}, False),
     ],
 )

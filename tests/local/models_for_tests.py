@@ -76,9 +76,9 @@ def response_log_probs(policy, prompts, token_ids, *, temperature, share_prompts
     return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts).scores().log_probs
 
 
-def check_model(path: Path, model: ModelConfig, *prompts) -> None:
+def check_model(path: Path, model: ModelConfig, *prompts, **options) -> None:
     """The checks of prompts with the tokenizer in ``path``."""
-    check_prompts(load_model_tokenizer(path, model), path, model, *prompts)
+    check_prompts(load_model_tokenizer(path, model), path, model, *prompts, **options)
 
 
 def sample_tokens(probabilities, generator=None, row_of=None):

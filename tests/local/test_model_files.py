@@ -122,8 +122,7 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
     path = with_template(model, tmp_path / "model", THINKING)
     assert main(arguments(tmp_path, path, "model.chat_template_kwargs={enable_thinking: false}")) == 0
     assert rendered(tmp_path / "run" / "model") == rendered(path, enable_thinking=False) != rendered(path)
-    accepted = ModelConfig(allow_open_thinking=True)
-    check_model(path, accepted, [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8))
+    check_model(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8), thinking=True)
 
 
 def on(day, monkeypatch):

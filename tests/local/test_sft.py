@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import signal
 from contextlib import closing
@@ -11,12 +12,14 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.config.schema import ModelConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import sft
+from coca_mindspeed.local.inputs import warm_up_format
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.sft import encode_responses, sft_backward
@@ -180,6 +183,24 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
     found = sft_backward(policy, prompts, responses)
     assert found == pytest.approx(float(torch.cat(losses).mean().detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("end", "opening"), [("", "<think>\n"), ("<think>\n", "")])
+def test_with_thinking_a_warm_up_teaches_the_beginning_alone(place, monkeypatch, end, opening):
+    policy = load_policy(place / "model", ModelConfig(), CPU)
+    policy.tokenizer.chat_template += end
+    lessons = []
+    monkeypatch.setattr(
+        sft, "accumulate_gradient", lambda _, prompts, responses, *more: lessons.extend(responses) or 0.0
+    )
+    method = method_settings(thinking=True)
+    sft.warm_up(
+        policy, records("example", 7, 3), method, WarmUpConfig(steps=1), 0, response_format=warm_up_format(method)
+    )
+    written = [policy.tokenizer.decode(ids) for ids in lessons]
+    pattern = re.escape(opening) + r"<confidence> [01]\.\d\d </confidence>"
+    assert written
+    assert all(re.fullmatch(pattern, text) for text in written)
 
 
 @pytest.mark.parametrize("question_weight", [0.0, 0.5])

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
+from coca_mindspeed.scoring.metrics import rollout_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
-from coca_mindspeed.scoring.rollout import Graded, Sampled
+from coca_mindspeed.scoring.rollout import Graded, Sampled, Scored
 
 # One token of each kind: tags, digits, and a token that straddles the end of the tag.
 TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]
@@ -67,6 +70,38 @@ def test_answer_first_responses():
     scored = score([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
     assert (scored.correct.tolist(), scored.stated.tolist()) == ([1], [0.5])
     assert scored.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
+
+
+@pytest.mark.parametrize("position", ["first", "last", "both"])
+def test_thoughts_belong_to_the_answers_segment_and_are_measured(position):
+    """A tag of the thought that is merged with its neighbours, as byte-level BPE does, a thought that stays open."""
+    tokens = [*TOKENS, b"<think>", b"so 7", b"</think", b">4"]
+    stated, thought, closed, before, after = [1, 2, 3], [9, 9], [10, 11], position != "last", position != "first"
+    rows = [
+        [8, *stated * before, *thought, *closed, *stated * after],
+        [*stated * before, *closed, *stated * after],
+        [*stated * before, *thought, *thought],
+    ]
+    settings = method_settings({"first": "coca", "last": "rlcr", "both": "caliber"}[position], thinking=True)
+    scored = score(rows, ["4", "4", "7"], text=TokenText(tokens), parser=settings.parser())
+    assert scored.answers == ["4", "4", ""]
+    assert scored.correct.tolist() == [1, 1, 0]
+    start = 3 * before
+    assert scored.thought_ends.tolist() == [start + 5, start + 2, 0]
+    if before:
+        assert scored.segment_ends[:, 0].tolist() == [4, 3, 3]  # the opening tag belongs to the confidence
+    credited = Scored.from_columns(scored.columns()).give_credit(CreditRule(settings, settings.checked_stage(0)), 3)
+    metrics = values(rollout_metrics(credited))
+    assert metrics["response/open_thought_share"] == 1 / 3
+    assert metrics["response/thought_length"] == (4 + 2 + 4) / 3 if before else (5 + 2 + 4) / 3
+    masks = credited.masks["answer"]
+    assert masks[:, start + 1].tolist() == [True] * 3
+    assert not any(
+        "thought" in name
+        for name in values(
+            rollout_metrics(score([[1, 2, 3, 5]] * 2, ["4"]).give_credit(CreditRule(method_settings()), 2))
+        )
+    )
 
 
 def test_predictions_hold_both_confidences_of_a_response():

@@ -44,8 +44,10 @@ def test_a_prompt_that_verl_would_cut_is_refused():
     [
         (QWEN_TEMPLATE, {}, None),
         ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "system message"),
-        (QWEN_TEMPLATE + "<think>", {}, "coca.allow_open_thinking"),
-        (QWEN_TEMPLATE + "<think>", {"allow_open_thinking": True}, None),
+        (QWEN_TEMPLATE + "<think>", {}, "coca.method.thinking"),
+        (QWEN_TEMPLATE + "<think>", {"allow_open_thinking": False}, "coca.method.thinking"),
+        (QWEN_TEMPLATE + "<think>", {"method": {"thinking": True}}, None),
+        (QWEN_TEMPLATE + "<think></think>", {"method": {"thinking": True}}, "coca.method.thinking"),
         ("{{ strftime_now('%Y') }}" + QWEN_TEMPLATE, {}, "data.apply_chat_template_kwargs"),
     ],
 )

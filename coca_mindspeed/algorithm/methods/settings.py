@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from coca_mindspeed.algorithm import AdvantageScale, LossAggregation
 from coca_mindspeed.algorithm.methods.base import METHODS, Tensor, TrainingMethod, training_method
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser, thinking_prompt
 
 _BOUNDS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le), "lt": ("<", operator.lt)}
 
@@ -36,6 +36,8 @@ class MethodSettings:
             reward of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
             shrinks the differences among the valid ones 5 to 40 times.  It has no effect if all responses are valid,
             and applies to methods whose confidence has a reward of its own.
+        thinking: the model thinks before it answers, and its confidence is the first thing inside the thought.  The
+            answer is the text behind the first ``</think>``; without one there is none, which is wrong.
         max_confidence_tokens: tokens that stand in for each confidence of an invalid response.
         confidence_decimals: digits that a confidence must have after the point; None: any plain decimal.
         advantage_scale: divisor of a group's centred rewards: its own deviation plus eps (``group``, the paper's), one
@@ -53,6 +55,7 @@ class MethodSettings:
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
     name: str = setting("coca", "a method of docs/method.md, or one of your own (docs/library.md)")
+    thinking: bool = setting(False, "the confidence begins a thought; the answer follows </think>")
     invalid_reward: float = setting(
         -1.0, "confidence reward of an invalid response without separate_format", ge=-100, le=0
     )
@@ -108,9 +111,16 @@ class MethodSettings:
         """Bonus on the score of each valid confidence, float64 ``[P, G]``, as its segment's ``log_probs`` are."""
         raise NotImplementedError
 
-    def parser(self) -> ResponseParser:
+    @property
+    def system_prompt(self) -> str:
+        """The method's system prompt; with ``thinking`` it names the place of the thought."""
+        prompt = self.training_method.system_prompt
+        return thinking_prompt(prompt) if self.thinking else prompt
+
+    def parser(self, *, in_training: bool = True) -> ResponseParser:
         """The parser of this method's responses."""
-        return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
+        position = self.training_method.confidence_position
+        return ResponseParser(position, self.confidence_decimals, self.thinking, in_training)
 
     def checked_stage(self, stage: int | None) -> int:
         """The index of a stage of the method, which None names if there is only one; raises ValueError."""

@@ -118,7 +118,7 @@ def with_confidence(
         "question_column": question,
     }
     if form is not None:
-        evaluation["evaluator"]["decimals"] = form.decimals
+        evaluation["evaluator"] |= {"decimals": form.decimals, "thinking": form.thinking}
     if form is not None and instruction is not None:
         evaluation["evaluator"]["form"] = form.digest(instruction)
     return config

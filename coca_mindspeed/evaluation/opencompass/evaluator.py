@@ -39,7 +39,8 @@ class ConfidenceEvaluator(BaseEvaluator):
 
     ``answer_postprocessor`` is the data set's ``pred_postprocessor``, applied to the answer without its confidence;
     ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN), ``question_column`` the column
-    of the data set that is shown in reports, ``decimals`` those of a confidence, ``form`` the digest of the prompts'.
+    of the data set that is shown in reports, ``decimals`` those of a confidence, ``form`` the digest of the prompts',
+    ``thinking`` says that the confidence begins a thought, which the postprocessor does not get.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class ConfidenceEvaluator(BaseEvaluator):
         question_column: str | None = None,
         decimals: int | None = None,
         form: str | None = None,
+        thinking: bool = False,
     ) -> None:
         super().__init__()
         self._evaluator, self._answer_postprocessor = evaluator, answer_postprocessor
-        self._parser, self._question_column, self._form = ResponseParser(position, decimals), question_column, form
+        self._parser = ResponseParser(position, decimals, thinking)
+        self._question_column, self._form = question_column, form
         self._counter = None if tokenizer_path is None else TokenCounter(Path(tokenizer_path))
 
     # OpenCompass reads this signature to decide what to pass to `evaluate`.

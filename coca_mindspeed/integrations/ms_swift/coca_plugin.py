@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.requirements import Requirement, View
-from coca_mindspeed.data.prompts import TemplateKeys, check_no_open_thought
+from coca_mindspeed.data.prompts import TemplateKeys, check_end
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.integrations.settings import (
     ADVANTAGES_ALONE,
@@ -67,7 +67,7 @@ if len(RULE.segments) != 2:
 
 _KEYS = TemplateKeys(
     variables="--enable_thinking false, or a row's chat_template_kwargs",
-    allow_open_thinking="coca.allow_open_thinking",
+    thinking="coca.method.thinking",
     day="",
 )
 
@@ -151,9 +151,9 @@ def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Parse
     """Read the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
     method = SETTINGS.method
     parsed = Sampled.of_responses(sampled).read(_token_text(), method.parser(), method.max_confidence_tokens)
-    if not SETTINGS.allow_open_thinking:
-        for completion, text in zip(completions, parsed.texts, strict=True):
-            check_no_open_thought(completion.rstrip().removesuffix(text.strip()), "the template of ms-swift", _KEYS)
+    for completion, text in zip(completions, parsed.texts, strict=True):
+        end = completion.rstrip().removesuffix(text.strip())
+        check_end(end, "the template of ms-swift", _KEYS, SETTINGS.method.thinking)
     return parsed
 
 

@@ -52,7 +52,7 @@ class RewardWorker:
             grader = build_verifier(rl_config, settings.grader, settings.grading)
             self._scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
             self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
-            self._system_prompt = settings.method.training_method.system_prompt
+            self._system_prompt = settings.method.system_prompt
             decimals = settings.method.confidence_decimals
             self._form = form_of(self._records, self._system_prompt, settings.chat_template_kwargs, decimals)
         except BaseException as failure:

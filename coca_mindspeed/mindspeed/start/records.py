@@ -124,8 +124,8 @@ def load_prompts(
         raise_problems([no_chat_template("model.path", tokenizer.name_or_path)])
     day = None if settings.prompt_date is None else date.fromisoformat(settings.prompt_date)
     write_into_template(tokenizer, settings.chat_template_kwargs, day)
-    prompt, allow = settings.method.training_method.system_prompt, settings.allow_open_thinking
-    check_template(tokenizer, records, prompt, model, TEMPLATE_KEYS, allow_open_thinking=allow)
+    prompt = settings.method.system_prompt
+    check_template(tokenizer, records, prompt, model, TEMPLATE_KEYS, thinking=settings.method.thinking)
     rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length")
     return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
 

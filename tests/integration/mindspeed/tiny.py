@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
@@ -70,7 +70,7 @@ def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVE
     )
     if warm_up_steps:
         records = arithmetic_records(4000, "train", seed)
-        warm_up(policy, records, training_method(method), WarmUpConfig(steps=warm_up_steps), seed)
+        warm_up(policy, records, method_settings(method), WarmUpConfig(steps=warm_up_steps), seed)
         policy.model.save_pretrained(directory)
     return policy
 

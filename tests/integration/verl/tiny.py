@@ -6,7 +6,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
@@ -22,7 +22,7 @@ def write_model(directory, *, method="coca", seed=0, warm_up_steps=0):
         return
     policy = load_tiny(directory)
     records = arithmetic_records(4000, "train", seed)
-    warm_up(policy, records, training_method(method), WarmUpConfig(steps=warm_up_steps), seed)
+    warm_up(policy, records, method_settings(method), WarmUpConfig(steps=warm_up_steps), seed)
     policy.model.save_pretrained(directory)
 
 
