@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.cli.options import place
-from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, releases, show_findings
+from coca_mindspeed.mindspeed.doctor import examine_machine, releases
 from coca_mindspeed.mindspeed.native import compose_cluster_run
+from coca_mindspeed.upstream.machine import Machine, show_findings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

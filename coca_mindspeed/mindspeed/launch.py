@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.mindspeed.doctor import Machine, examine_machine, show_findings
+from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native, their_names
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
@@ -43,6 +43,7 @@ from coca_mindspeed.upstream.launch import (
     say,
     show,
 )
+from coca_mindspeed.upstream.machine import Machine, show_findings
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_text

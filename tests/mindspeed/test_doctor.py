@@ -15,8 +15,8 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration
-from coca_mindspeed.mindspeed.doctor import Machine
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
+from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.manifest import ManifestError, manifest_of, stack_of
 from tests.mindspeed.builders import checkpoint, model_config, write
 from tests.tables import read_table

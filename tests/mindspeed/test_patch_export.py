@@ -12,8 +12,9 @@ import yaml
 
 from coca_mindspeed import __version__
 from coca_mindspeed.cli import main
-from coca_mindspeed.mindspeed.doctor import Machine, examine_machine
+from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.hooks import applied_patch, export_patch, is_patchable
+from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.manifest import (
     Hook,
     Manifest,

@@ -6,7 +6,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.mindspeed.doctor import Machine
+from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.utils.process import memory_left, memory_limit, usable_cpus
 
 V1 = "sys/fs/cgroup/memory"
