@@ -5,6 +5,7 @@ Nothing here imports an upstream, so broken installations of them are reported t
 
 import importlib.metadata
 import os
+import platform
 import re
 import resource
 import shutil
@@ -59,6 +60,14 @@ def _owns_address(address: str) -> bool:
     return False
 
 
+def _port_is_free(port: int) -> bool:
+    with suppress(OSError), socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
+        return True
+    return False
+
+
 @dataclass(frozen=True)
 class Machine:
     """Facts of this machine; ``root`` is the root of its file system, ``open_files`` the hard limit (-1: none)."""
@@ -72,6 +81,8 @@ class Machine:
     address_towards: Callable[[str], str | None] = _address_towards
     interfaces: Sequence[str] = field(default_factory=lambda: [name for _, name in socket.if_nameindex()])
     owns_address: Callable[[str], bool] = _owns_address
+    python: str = field(default_factory=platform.python_version)
+    port_is_free: Callable[[int], bool] = _port_is_free
 
 
 class Finding(NamedTuple):
@@ -185,23 +196,26 @@ def hccl_interfaces(pattern: str, known: Sequence[str]) -> list[str]:
     return [name for name in known if (name in listed if exactly else name.startswith(tuple(listed))) != others]
 
 
-def npus(machine: Machine, wanted: int | None) -> Finding:
-    """The devices of the machine; ``ASCEND_RT_VISIBLE_DEVICES`` chooses some of them by their numbers."""
+def npus(machine: Machine, wanted: int | None, setting: str = "hardware=") -> Finding:
+    """The devices of the machine; ``ASCEND_RT_VISIBLE_DEVICES`` chooses some of them by their numbers.
+
+    ``setting`` is the key of a run that decides how many there should be.
+    """
     devices = sum(path.name[7:].isdecimal() for path in (machine.root / "dev").glob("davinci*"))
     variable = "ASCEND_RT_VISIBLE_DEVICES"
     chosen = machine.environment.get(variable)
     number = "1 or more" if wanted is None else str(wanted)
     if chosen is None:
         ok = devices >= 1 if wanted is None else devices == wanted
-        fix = "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware="
+        fix = f"install driver and firmware; in a container pass /dev/davinci* through; or choose another {setting}"
         if wanted is not None and devices > wanted:
-            fix = f"export {variable}={','.join(map(str, range(wanted)))}, or choose another hardware="
+            fix = f"export {variable}={','.join(map(str, range(wanted)))}, or choose another {setting}"
         return item("npus", "NPUs", devices, ok, number, fix)
     ids = [part.strip() for part in chosen.split(",")]
     valid = all(each.isdecimal() and int(each) < devices for each in ids) and len({*ids}) == len(ids)
     ok = valid and (wanted is None or len(ids) == wanted)
     expected = f"{number} of the numbers 0 to {devices - 1}, each once" if devices else number
-    fix = f"correct or unset {variable}, or choose another hardware="
+    fix = f"correct or unset {variable}, or choose another {setting}"
     return item("visible-npus", "NPUs", f"{devices}, of which {variable}={chosen}", ok, expected, fix)
 
 
@@ -228,7 +242,7 @@ def is_build_of(version: str | None, wanted: str) -> bool:
     """
     for specifier in (f"=={wanted}.*", f"=={wanted}"):  # Python knows the first form for final releases only
         with suppress(InvalidSpecifier):
-            return _matches(version, SpecifierSet(specifier, prereleases=True))
+            return _fits(version, SpecifierSet(specifier, prereleases=True))
     return version == wanted
 
 
@@ -236,11 +250,16 @@ def reaches(version: str | None, wanted: str) -> bool:
     """Whether a version is the wanted one or a newer one; see :func:`_matches`."""
     for text in (wanted, *re.findall(r"^[\d.]*\d", wanted)):
         with suppress(InvalidSpecifier):
-            return _matches(version, SpecifierSet(f">={text}", prereleases=True))
+            return _fits(version, SpecifierSet(f">={text}", prereleases=True))
     return version == wanted
 
 
-def _matches(version: str | None, specifier: SpecifierSet) -> bool:
+def matches(version: str | None, specifier: str) -> bool:
+    """Whether a version, of a driver or CANN too, fits a specifier such as ``>=8.5.0``."""
+    return _fits(version, SpecifierSet(specifier, prereleases=True))
+
+
+def _fits(version: str | None, specifier: SpecifierSet) -> bool:
     """Of a version that Python's rules do not know, such as a driver's ``25.5.rc1.1``, the first numbers count."""
     for text in (version, *re.findall(r"^[\d.]*\d", version or "")):
         with suppress(InvalidVersion):
