@@ -57,7 +57,7 @@ def files_of_a_run() -> str:
     return "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
 
 
-_PROBLEMS = ("Problem", "Requirement", "Finding", "Hook", "Upstream", "Run", "Row", "_item", "_problem")
+_PROBLEMS = ("Problem", "Requirement", "Finding", "Hook", "Upstream", "Run", "Row", "item", "_problem")
 _SUBJECT = re.compile(r"coca_mindspeed/(mindspeed|verl|local|integrations/(?:trl|slime|ms_swift))")
 _ENGINES = {"mindspeed": "MindSpeed-RL", "verl": "verl", "local": "local engine", "trl": "TRL", "ms_swift": "ms-swift"}
 
