@@ -12,6 +12,7 @@ from coca_mindspeed.cli.options import at_least, bins_closed, place
 from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.metrics import (
+    DEFAULT_OPTIONS,
     HEADLINE_METRICS,
     METRIC_SPECS,
     UNDEFINED,
@@ -28,7 +29,14 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
     write_predictions,
 )
-from coca_mindspeed.evaluation.report import not_shown_usable, reasons_not_usable, risk_tables, summary_table
+from coca_mindspeed.evaluation.report import (
+    legend,
+    not_shown_usable,
+    reasons_not_usable,
+    risk_tables,
+    summary_table,
+    write_report,
+)
 from coca_mindspeed.evaluation.scoreboard import (
     Column,
     PairedDifference,
@@ -44,6 +52,7 @@ from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import write_json
+from coca_mindspeed.utils.packages import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     bins_closed(parser)
+    option("--report", action="store_true", help="also write report.html with pictures to --output (matplotlib)")
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")
     model = parser.add_argument_group("a model: run, export, Hugging Face directory or id of the hub")
     meaning = "questions to ask PATH, a model, before the evaluation (docs/evaluation.md); the same command resumes"
@@ -64,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.report:
+        require("matplotlib", purpose="the plots of a report")
+        if arguments.output is None and arguments.data is None:
+            raise UsageError("--report: expected --output DIR, for report.html and its pictures")
+        if arguments.bins != DEFAULT_OPTIONS.bins:
+            raise UsageError(f"--report: draws {DEFAULT_OPTIONS.bins} bins; leave --bins out")
     _ask_a_model(arguments)
     if arguments.output is not None:
         check_writable(arguments.output)
@@ -75,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     _warn_of_ungradable(runs)
     options = MetricOptions(bins=arguments.bins, closed=arguments.bins_closed)
     board = Scoreboard(runs, options=options)
-    text = f"{summary_table(board)}\nECE: {options.bins_text}.\n{not_shown_usable(board)}"
+    text = f"{summary_table(board)}\n{legend(HEADLINE_METRICS)}ECE has {options.bins_text}.\n{not_shown_usable(board)}"
     differences: dict[str, object] = {}
     if base is not None:
         differences, compared = _differences(board, base, arguments.against)
@@ -94,6 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(files["metrics.json"], {**chosen, "results": results, "differences": differences})
         write_atomically(files["metrics.md"], text)
         print_text(f"written: {', '.join(map(str, files.values()))}", sys.stderr)
+        if arguments.report:
+            page, _ = write_report(runs, arguments.output, closed=options.closed)
+            print_text(f"report with pictures: {page}", sys.stderr)
     return 0
 
 
@@ -236,7 +255,7 @@ def _suggested(board: Scoreboard) -> str:
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:
     values: dict[str, object] = {}
-    rows: list[list[str]] = []
+    rows: list[tuple[int, Sequence[str]]] = []
     shared = 0
     for run, dataset in [(each, name) for each in board.runs for name in each.by_dataset()]:
         found = board.difference(base, run, dataset)
@@ -245,18 +264,22 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
         values[f"{run.label}/{dataset}"] = {**counts, **by_metric}
         whole = found.n == found.first == found.second
         n = str(found.n) if whole else f"{found.n} of {found.second} and {found.first}"
-        rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in HEADLINE_METRICS)])
+        for order, metric in enumerate(HEADLINE_METRICS):
+            shown = (METRIC_SPECS[metric].heading, run.label, dataset, n, *_difference(found, metric))
+            rows.append((order, shown))
         shared += found.n
     if not shared:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
-    return values, markdown_table(["run", "data", "n", *(METRIC_SPECS[m].label for m in HEADLINE_METRICS)], rows)
+    by_metric_first = [row for _, row in sorted(rows, key=lambda row: row[0])]
+    header = ("metric", "run", "data", "n", "difference", "95% interval")
+    return values, markdown_table(header, by_metric_first, numbers=(4,))
 
 
-def _difference(difference: PairedDifference, metric: str) -> str:
+def _difference(difference: PairedDifference, metric: str) -> tuple[str, str]:
     if (interval := difference.intervals.get(metric)) is None:
-        return UNDEFINED
+        return UNDEFINED, UNDEFINED
     bounds = show_range(metric, interval.low, interval.high, signed=True) or UNDEFINED
-    return f"{show(metric, interval.estimate, signed=True)} ({bounds})"
+    return show(metric, interval.estimate, signed=True), bounds
 
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:

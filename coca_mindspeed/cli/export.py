@@ -3,6 +3,7 @@
 import argparse
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from coca_mindspeed.config.prompt_form import PROMPT_FILE, PromptForm
 from coca_mindspeed.config.schema import EvaluationConfig, RunConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.report import column_title, shown_value
+from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
 from coca_mindspeed.local.run_directory import BEST_MODEL
 from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.custom_code import is_custom
@@ -72,7 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
             summary = read_object(source / "summary.json", after=dict)
             if arguments.best:
                 summary = {**summary, "after": _scores_of_best(source, config.evaluation, summary["after"]["n"])}
-            write_atomically(directory / "README.md", model_card(output.name, config, prompt.form, summary, marker))
+            lost = not arguments.best and _lost_accuracy(source)  # the best model's answers are not kept
+            card = model_card(output.name, config, prompt.form, summary, marker, lost_accuracy=lost)
+            write_atomically(directory / "README.md", card)
     print(f"model: {output}")
     return 0
 
@@ -88,10 +93,32 @@ def _scores_of_best(source: Path, evaluation: EvaluationConfig, most: int) -> di
     return {**{name: row.get(f"eval/{name}") for name in HEADLINE}, "n": asked}
 
 
+def _lost_accuracy(source: Path) -> bool:
+    """Whether fewer answers are right after the training, with a 95% interval, paired by question, below 0."""
+    files = [source / f"predictions_{when}.jsonl" for when in ("before", "after")]
+    if not all(file.is_file() for file in files):
+        return False
+    before, after = (
+        Run(file.stem, [replace(p, dataset="all", id=f"{p.dataset} {p.id}") for p in read_predictions(file)])
+        for file in files
+    )
+    interval = Scoreboard([before, after]).difference(before, after, "all").intervals.get("accuracy")
+    return interval is not None and interval.high < 0
+
+
 def model_card(
-    name: str, config: RunConfig, form: PromptForm, summary: Mapping[str, Any], marker: Mapping[str, Any]
+    name: str,
+    config: RunConfig,
+    form: PromptForm,
+    summary: Mapping[str, Any],
+    marker: Mapping[str, Any],
+    *,
+    lost_accuracy: bool = False,
 ) -> str:
-    """The model card of a local run, from its configuration, the form of its prompts, ``summary.json`` and marker."""
+    """The model card of a local run, from its configuration, the form of its prompts, ``summary.json`` and marker.
+
+    ``lost_accuracy``: fewer answers are right after the training, beyond chance.
+    """
     method = config.method.training_method
     example, where = _EXAMPLES[method.confidence_position]
     path = config.model.path
@@ -125,8 +152,7 @@ def model_card(
         category=next((name for name, text in form.instructions.items() if text is not None), None),
         temperature=f"{config.rollout.temperature:g}",
         results=results,
-        before=before,
-        after=after,
+        lost=(before, after) if lost_accuracy else None,
         counts=summary.get("questions", {}),  # earlier releases did not count them
         summary=summary,
         data=data,

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from coca_mindspeed.cli.options import above
 from coca_mindspeed.config.compose import validate_config
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics import METRIC_SPECS, UNDEFINED, bin_table, calibration_metrics, show
-from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, gap_problem, health_problems
+from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, gap_problem, health_problems, rewards_confidence
+from coca_mindspeed.scoring.metrics import CONFIDENCE_REWARD
 from coca_mindspeed.utils.console import duration, terminal_text
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_ours, is_running
@@ -34,7 +35,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30
 _SCALARS: tuple[tuple[str, str], ...] = (
-    ("reward/confidence", "confidence reward"),
+    (CONFIDENCE_REWARD, "confidence reward"),
     ("reward/answer", "answer reward"),
     ("rollout/ece", "ECE, rollout"),
     ("rollout/auroc", "AUROC, rollout"),
@@ -76,9 +77,9 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
     return "".join(_BLOCKS[round(x * (len(_BLOCKS) - 1))] for x in level)
 
 
-def _scalars(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _scalars(rows: Sequence[Mapping[str, Any]], hidden: Collection[str]) -> Table:
     table = Table("metric", "first", "last", "course", box=None, padding=(0, 1))
-    for key, label in _SCALARS:
+    for key, label in (pair for pair in _SCALARS if pair[0] not in hidden):
         if values := [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]:
             ends = [UNDEFINED if math.isnan(value) else f"{value:.3f}" for value in (values[0], values[-1])]
             table.add_row(label, *ends, sparkline(values))
@@ -122,6 +123,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
         finished = step == total
         pace = Pace(total, config.evaluation.interval, _rows(path / "timing.jsonl"))
         progress = f" of {total}{_left(pace.left(step) if step < total and not stopped else None)}"
+    hidden = () if rewards_confidence(method) else (CONFIDENCE_REWARD,)
     parts: list[RenderableType] = []
     if stopped and not finished:
         parts.append(Text(f"stopped after step {step}; {_GO_ON}"))
@@ -131,7 +133,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
         parts.append(Text(f"{text}\nsee docs/troubleshooting.md", style="bold red"))
     samples = sorted((path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
     answers = [row for file in samples for _, row in read_json_lines(file)]
-    parts.append(Panel(_scalars(rows), title=terminal_text(f"{path.name}, step {step}{progress}")))
+    parts.append(Panel(_scalars(rows, hidden), title=terminal_text(f"{path.name}, step {step}{progress}")))
     parts.append(Panel(_reliability(answers), title=f"Reliability of rollout samples{_steps_of(samples)}"))
     return Group(*parts), finished or stopped
 

@@ -268,5 +268,8 @@ def _say_why(axes: Axes, reason: str) -> None:
 def _legend(figure: Figure, panels: Sequence[Axes], further: Sequence[Line2D] = ()) -> None:
     """Draw the legend of the panel with most entries, and ``further`` ones, below the figure."""
     handles = [*max((axes.get_legend_handles_labels()[0] for axes in panels), key=len), *further]
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8)
+    for columns in range(min(5, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
+        if legend.get_window_extent().width <= figure.bbox.width or columns == 1:
+            return
+        legend.remove()

@@ -109,16 +109,21 @@ def under_calibration(board: Scoreboard, run: Run, column: Column) -> str:
 
 
 def summary_table(board: Scoreboard) -> str:
-    """Return the headline metrics in Markdown, a row for each run and column of the board."""
-    rows = []
-    for run, column in product(board.runs, board.columns):
-        intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
-        bounds = show_range("ece", intervals["ece"].low, intervals["ece"].high)
-        shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
-        shown += [bounds or UNDEFINED, under_calibration(board, run, column) or UNDEFINED]
-        rows.append([run.label, column.heading, board.count(run.label, column), *shown])
-    labels = [METRIC_SPECS[metric].heading for metric in HEADLINE_METRICS]
-    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", UNDER_CALIBRATION_LABEL], rows)
+    """Return the headline metrics in Markdown, a row for each metric, run and column of the board."""
+    rows: list[Sequence[object]] = []
+    for metric, (run, column) in product(HEADLINE_METRICS, list(product(board.runs, board.columns))):
+        where, interval = (run.label, column.heading), board.interval(run.label, column, metric)
+        shown = (show(metric, interval.estimate), show_range(metric, interval.low, interval.high) or UNDEFINED)
+        rows.append((METRIC_SPECS[metric].heading, *where, board.count(run.label, column), *shown))
+        if metric == "ece" and (of_calibrated := board.ece_under_calibration(run.label, column)) is not None:
+            bound = f"95% below {show('ece', of_calibrated.high)}"
+            rows.append((UNDER_CALIBRATION_LABEL, *where, "", show("ece", of_calibrated.mean), bound))
+    return markdown_table(("metric", "run", "data", "n", "value", "95% interval"), rows, numbers=(3, 4))
+
+
+def legend(metrics: Sequence[str]) -> str:
+    """What each metric means, on a line for each."""
+    return "".join(f"{METRIC_SPECS[name].label}: {METRIC_SPECS[name].meaning}.\n" for name in metrics)
 
 
 def reasons_not_usable(board: Scoreboard) -> dict[tuple[str, str], str]:
@@ -152,15 +157,20 @@ def risk_tables(board: Scoreboard) -> list[Table]:
     )
     tables = []
     for dataset in board.datasets:
-        by_run = [outcomes(run.by_dataset().get(dataset, [])) for run in board.runs]
-        risks = [risk_table(data.confidence, data.correct) for data in by_run]
-        rows = [
-            (f"≥ {threshold:g}", list(map(_risk, at)))
-            for threshold, at in zip(THRESHOLDS, zip(*risks, strict=True), strict=True)
-        ]
-        labels = [run.label for run in board.runs]
-        tables.append(Table(f"Error by threshold: {dataset}", meaning, labels, rows, "confidence"))
+        for first in range(0, len(board.runs), _BESIDE):
+            runs = board.runs[first : first + _BESIDE]
+            by_run = [outcomes(run.by_dataset().get(dataset, [])) for run in runs]
+            risks = [risk_table(data.confidence, data.correct) for data in by_run]
+            rows = [
+                (f"≥ {threshold:g}", list(map(_risk, at)))
+                for threshold, at in zip(THRESHOLDS, zip(*risks, strict=True), strict=True)
+            ]
+            labels = [run.label for run in runs]
+            tables.append(Table(f"Error by threshold: {dataset}", meaning, labels, rows, "confidence"))
     return tables
+
+
+_BESIDE = 2  # runs in a table of 100 columns
 
 
 def _risk(row: RiskRow) -> str:

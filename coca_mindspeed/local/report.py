@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.evaluation.metrics import HEADLINE, BinsClosed
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions
 from coca_mindspeed.evaluation.report import (
@@ -19,8 +20,8 @@ from coca_mindspeed.evaluation.report import (
     write_report,
 )
 from coca_mindspeed.evaluation.scoreboard import Run
-from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, Z95, Gap, gap_problem
-from coca_mindspeed.scoring.metrics import FIRST_SIGHT, HELD_OUT, REPEATED, TIMES_ASKED, values
+from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, Z95, Gap, gap_problem, rewards_confidence
+from coca_mindspeed.scoring.metrics import CONFIDENCE_REWARD, FIRST_SIGHT, HELD_OUT, REPEATED, TIMES_ASKED, values
 from coca_mindspeed.scoring.responses import held_out_gap
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
@@ -83,7 +84,7 @@ def write_run_report(directory: Path, output: Path, *, closed: BinsClosed = "rig
     rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
     results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     config = read_yaml(directory / "config.yaml")
-    plots, pictures = draw_plots(directory, groups, closed)
+    plots, pictures = draw_plots(directory, groups, closed, rewards_confidence(METHODS.get(summary["method"])))
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 {_introduction(config)}
@@ -169,7 +170,7 @@ def left_out(scores: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def draw_plots(
-    directory: Path, groups: Mapping[str, Sequence[Prediction]], closed: BinsClosed
+    directory: Path, groups: Mapping[str, Sequence[Prediction]], closed: BinsClosed, has_confidence_reward: bool = True
 ) -> tuple[str, dict[str, bytes]]:
     """Sections with plots, and these by name; without matplotlib, the command that installs it."""
     try:
@@ -179,10 +180,13 @@ def draw_plots(
         print_text(text, sys.stderr)
         return f"{text}\n", {}
     metrics = [row for _, row in read_json_lines(directory / "metrics.jsonl")]
+    if not has_confidence_reward:
+        metrics = [{name: value for name, value in row.items() if name != CONFIDENCE_REWARD} for row in metrics]
+    with_last = [*metrics[:-1], *({**row, **values(held_out_gap(groups["after"]))} for row in metrics[-1:])]
     figures = {
         "reliability.png": plots.reliability_diagram({n: outcomes(rows) for n, rows in groups.items()}, closed),
         "training_curves.png": plots.training_curves({"": metrics}),
-        "gap.png": plots.gap_curves(metrics),
+        "gap.png": plots.gap_curves(with_last),
     }
     text = f"""## Calibration
 

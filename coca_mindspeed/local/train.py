@@ -42,8 +42,8 @@ from coca_mindspeed.local.run_directory import BEST_MODEL, Checkpoint
 from coca_mindspeed.local.schedule import generator, learning_rate, question_order
 from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_policy
 from coca_mindspeed.scoring.best import BestValue
-from coca_mindspeed.scoring.health import HealthWarnings
-from coca_mindspeed.scoring.metrics import TIMES_ASKED, sight_metrics, values
+from coca_mindspeed.scoring.health import HealthWarnings, rewards_confidence
+from coca_mindspeed.scoring.metrics import CONFIDENCE_REWARD, TIMES_ASKED, sight_metrics, values
 from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.scoring.settings import dump_is_due
@@ -117,7 +117,9 @@ class Trainer:
         if resume_from is not None and start % config.trainer.steps:  # in the middle of a stage
             optimizer.load_state_dict(load_optimizer_state(resume_from, policy.device))
         log = RunLog(self.output, config.logging, config.model_dump(mode="json"), self.run_id, resume_step=start)
-        progress = TrainingProgress(total, self.show_progress, start, interval=self._evaluation_interval)
+        hidden = () if rewards_confidence(config.method.training_method) else (CONFIDENCE_REWARD,)
+        interval = self._evaluation_interval
+        progress = TrainingProgress(total, self.show_progress, start, interval=interval, hidden=hidden)
         after_step = self._after_step(log, progress, baseline)
         with (
             interruptible("stopped in the middle of a step", self._resume_hint),

@@ -49,9 +49,14 @@ _UNGRADABLE = 0.05
 _LOW_ENTROPY = 0.1
 
 
+def rewards_confidence(method: TrainingMethod | None) -> bool:
+    """Whether a method rewards the confidence; so do custom methods without a base, and unknown ones (None)."""
+    return bool(getattr(method, "rewards_confidence", True))
+
+
 def _confidence_should_vary(method: TrainingMethod | None) -> bool:
-    """Whether a method rewards a confidence that no answer before it decides; so do custom methods without a base."""
-    return method is None or (method.confidence_position != "last" and getattr(method, "rewards_confidence", True))
+    """Whether a method rewards a confidence that no answer before it decides."""
+    return method is None or (method.confidence_position != "last" and rewards_confidence(method))
 
 
 def health_problems(rows: Sequence[Mapping[str, Any]], method: TrainingMethod | None = None) -> dict[str, str]:

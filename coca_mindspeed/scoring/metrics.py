@@ -48,7 +48,7 @@ def rollout_metrics(credited: Credited) -> dict[str, WeightedMean]:
         "rollout/confidence": (float(stated.nanmean()), int((~stated.isnan()).sum())),
         "reward/answer": (accuracy, n_graded),
         "rollout/accuracy": (accuracy, n_graded),
-        "reward/confidence": (float(reward.nanmean()), int((~reward.isnan()).sum())),
+        CONFIDENCE_REWARD: (float(reward.nanmean()), int((~reward.isnan()).sum())),
         **confidence_metrics(scored),
         "group/dropped_share": (_share(~kept), len(kept)),
         "rollout/gesr": (float(credit.gesr.nanmean()), n_kept),
@@ -96,6 +96,7 @@ def _defined(means: Mapping[str, tuple[float, float]]) -> dict[str, WeightedMean
 
 
 LOG_PROB_GAP = "rollout/log_prob_gap"
+CONFIDENCE_REWARD = "reward/confidence"  # computed for every method; RLVR trains without it
 TIMES_ASKED = "rollout/times_asked"  # how often the run has asked a question so far, on average
 FIRST_SIGHT, REPEATED, HELD_OUT = "first_sight", "repeated", "held_out"
 

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -163,10 +163,16 @@ _NUMBERS = {
 
 
 class TrainingProgress(StepProgress):
-    """Progress of a training with an evaluation every ``interval`` steps (0: none); means over the last steps."""
+    """Progress of a training with an evaluation every ``interval`` steps (0: none); means over the last steps.
 
-    def __init__(self, total: int, enabled: bool, done: int = 0, *, interval: int = 0) -> None:
+    ``hidden`` names metrics that are not shown.
+    """
+
+    def __init__(
+        self, total: int, enabled: bool, done: int = 0, *, interval: int = 0, hidden: Collection[str] = ()
+    ) -> None:
         super().__init__(total, enabled, done, title="training")
+        self._shown = {key: text for key, text in _NUMBERS.items() if key not in hidden}
         self._pace = Pace(total, interval)
         self._rows: deque[Mapping[str, float]] = deque(maxlen=10)
 
@@ -175,7 +181,7 @@ class TrainingProgress(StepProgress):
         self._pace.add_training_step(timing)
         self._done = step  # the pace is that of the timing row, evaluations apart
         parts = []
-        for key, text in _NUMBERS.items():
+        for key, text in self._shown.items():
             if known := [row[key] for row in self._rows if math.isfinite(row.get(key, math.nan))]:
                 parts.append(text.format(sum(known) / len(known)))
         steps = len(self._rows)

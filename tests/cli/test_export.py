@@ -15,7 +15,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.local.inputs import trained_prompt
 from coca_mindspeed.utils.directories import check_directory, write_marker
-from coca_mindspeed.utils.json_files import write_json
+from coca_mindspeed.utils.json_files import read_object, write_json
 
 
 @pytest.fixture
@@ -66,6 +66,19 @@ def test_the_best_model_and_its_figures(finished, tmp_path, capsys):
     assert ("50.0%" in row, "60" in row) == (True, True)
 
 
+@pytest.mark.parametrize(("before", "after", "says"), [(4, 2, False), (30, 12, True), (12, 30, False)])
+def test_a_card_says_that_accuracy_was_lost_only_beyond_chance(finished, tmp_path, before, after, says):
+    run, count = finished("coca"), 60
+    scores = read_object(run / "summary.json")["after"]
+    by_name = {"before": before, "after": after}
+    write_json(run / "summary.json", {when: {**scores, "accuracy": n / count} for when, n in by_name.items()})
+    for when, right in by_name.items():
+        answers = [{"id": str(i), "confidence": 0.5, "correct": i < right} for i in range(count)]
+        (run / f"predictions_{when}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    assert main(["export", str(run), "--output", str(tmp_path / "out"), "--card"]) == 0
+    assert ("**The training cost accuracy**" in (tmp_path / "out" / "README.md").read_text()) is says
+
+
 def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def grade(record, answer): return True\n")
@@ -74,11 +87,13 @@ def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_p
     scores = {**dict.fromkeys(HEADLINE, 0.5), "n": 40}
     marker = {"version": "0.3.0", "data": {}}
     summary = {"before": {**scores, "accuracy": 0.75}, "after": scores, "questions": {"held_out": 40, "shared": 7}}
-    card = model_card("x", config, trained_prompt(config, []).form, summary, marker)
+    about = (config, trained_prompt(config, []).form, summary, marker)
+    card = model_card("x", *about, lost_accuracy=True)
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "org/base"
     assert "grader (`mine.py`)" in card
     assert str(tmp_path) not in card
-    assert "**The training cost accuracy**: 75.0% before, 50.0% after." in card
+    assert "75.0% before, 50.0% after." in card
+    assert "75.0% before" not in model_card("x", *about)
     assert "7 of the 40" in card
 
 

@@ -39,6 +39,20 @@ def evaluate(*arguments):
     return main(["evaluate", *map(str, arguments)])
 
 
+def table(text):
+    """The cells of each row of the tables in ``text``."""
+    return [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_report_with_pictures(files, capsys):
+    pytest.importorskip("matplotlib")
+    assert evaluate(files / "one.jsonl", "--output", files / "out", "--report") == 0
+    assert {path.name for path in (files / "out").iterdir()} >= {"report.html", "report.md", "figures", "metrics.json"}
+    for options in (["--report"], ["--report", "--output", files / "other", "--bins", "20"]):
+        assert evaluate(files / "one.jsonl", *options) == 2
+    assert not (files / "other").exists()
+
+
 def test_predictions(files, capsys):
     out = files / "out"
     assert evaluate(files / "one.jsonl", "--output", out, "--method", "coca") == 0
@@ -55,8 +69,14 @@ def test_predictions(files, capsys):
     assert {p.method for p in read_predictions(out / "predictions.jsonl")} == {"coca"}
     beside = gsm8k["ece_if_calibrated"]
     assert 0 < beside["mean"] < beside["p95"] < 1
-    assert f"{beside['mean']:.3f} (95% < {beside['p95']:.3f})" in printed
-    assert "ECE if calibrated" in printed
+    [row] = [cells for cells in table(printed) if cells[:3] == ["ECE if calibrated", "coca", "gsm8k"]]
+    assert row[4:] == [f"{beside['mean']:.3f}", f"95% below {beside['p95']:.3f}"]
+    shown = {cells[0].split()[0]: cells[4:] for cells in table(printed) if cells[1:4] == ["coca", "gsm8k", "5"]}
+    assert list(shown) == ["accuracy", "AUROC", "ECE", "Brier", "SR", "TTC"]
+    for name in ("auroc", "ece", "brier"):
+        found = gsm8k["metrics"][name]
+        assert shown[{"brier": "Brier"}.get(name, name.upper())][1] == f"{found['low']:.3f} to {found['high']:.3f}"
+    assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
     # What it wrote can be read again, with the same result.
     assert evaluate(out / "predictions.jsonl", "--output", files / "again") == 0
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
@@ -129,9 +149,11 @@ def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
     assert evaluate(*arguments) == 0
     printed = capsys.readouterr().out
     compared = printed[printed.index("Difference to some.jsonl") :].split("\n\n")[1]
-    rows = {cells[2]: cells[3:-1] for cells in (re.split(r" *\| *", line) for line in compared.splitlines())}
-    assert rows["gsm8k"][0] == "2 of 5 and 3"
-    assert rows["aime24"] == ["0 of 5 and 0", *["--"] * 6]
+    rows = [cells for cells in table(compared) if cells[2] == "gsm8k"]
+    assert {cells[3] for cells in rows} == {"2 of 5 and 3"}
+    others = [cells[3:] for cells in table(compared) if cells[2] == "aime24"]
+    assert others == [["0 of 5 and 0", "--", "--"]] * len(rows) == [["0 of 5 and 0", "--", "--"]] * 6
+    assert max(map(len, compared.splitlines())) <= 100
     found = json.loads((out / "metrics.json").read_text())["differences"]
     gsm8k = found["two/gsm8k"]
     assert [gsm8k[key] for key in ("n", "n_run", "n_against")] == [2, 5, 3]

@@ -45,6 +45,13 @@ def test_scalars_and_reliability(run):
     assert "samples, steps 10 to 40 " in show(run)
 
 
+@pytest.mark.parametrize(("method", "shown"), [("coca", True), ("rlvr", False)])
+def test_a_confidence_reward_is_shown_of_a_method_that_has_one(run, method, shown):
+    config = compose_run("local", [f"method={method}", "model.path=m", "data.train=t"])
+    (run / "config.yaml").write_text(config.to_yaml())
+    assert ("confidence reward" in show(run)) is shown
+
+
 def test_a_run_that_has_just_begun(run, tmp_path_factory):
     (run / "samples" / "step_000040.jsonl").unlink()
     assert "no rollout samples yet" in show(run)

@@ -1,5 +1,7 @@
 """Figures: drawn without pyplot, the same bytes every time, labelled, and true to the numbers."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,17 @@ def test_reliability_diagram_shows_accuracy_counts_and_metrics():
     assert title.startswith("before\n")
     assert f"ECE {calibration_metrics(STATED, RIGHT).values['ece']:.3f}" in title
     assert [axes.get_title().split("\n")[0] for axes in figure.axes] == ["before", "after"]
+
+
+@pytest.mark.parametrize("panels", [1, 2, 4, 5])
+def test_legend_and_titles_are_inside_the_frame(panels):
+    figure = reliability_diagram({f"a run {i} of a long name": group() for i in range(panels)})
+    figure.canvas.draw()
+    [legend] = figure.legends
+    titles = [axes.title.get_window_extent() for axes in figure.axes]
+    for box in (legend.get_window_extent(), *titles):
+        assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= figure.bbox.width, box.y1 <= figure.bbox.height) == (True,) * 4
+    assert all(left.x1 <= right.x0 for left, right in pairwise(titles[:4]))
 
 
 def test_the_same_picture_is_the_same_bytes():

@@ -32,6 +32,14 @@ def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
     assert ("confidence reward -0.125" in last) == (width >= 120)
 
 
+def test_a_metric_without_a_meaning_for_the_method_is_hidden(capsys):
+    with TrainingProgress(2, enabled=True, hidden=("reward/confidence",)) as progress:
+        progress.advance(2, metrics(0.5), {})
+    printed = capsys.readouterr().err
+    assert "confidence reward" not in printed
+    assert "accuracy 0.500" in printed
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """The time that progress bars see; tests move it on."""
