@@ -152,6 +152,7 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
 
 def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | None) -> Iterator[Finding]:
     """The problems of ``coca-mindspeed check``, then the files of the run, disk space and host memory."""
+    launched = plan is not None  # and so the gold answers are checked by the launch
     try:
         plan = make_plan(run) if plan is None else plan
         problems = [*plan.problems]
@@ -165,7 +166,8 @@ def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | Non
         yield from _memory(machine, host_gib(plan.resolved)) if plan.memory else ()
     # Every node grades its share; the driver checks the gold answers.
     names, problem = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or (), ""
-    named = (run.data.train, run.data.evaluate) if run.data.grader == "auto" else ()  # each record names a grader
+    by_record = run.data.grader == "auto" and not launched  # each record names a grader
+    named = (run.data.train, run.data.evaluate) if by_record else ()
     try:
         files = [Path(path) for path in named if path]
         check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)

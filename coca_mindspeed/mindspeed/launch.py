@@ -15,6 +15,7 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.doctor import examine_machine
+from coca_mindspeed.mindspeed.keys import NativeRun
 from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native, their_names
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
@@ -104,9 +105,11 @@ def _ask_the_doctor(run: RunConfig, plan: ClusterPlan, call: Launch, overrides: 
         return
     findings = examine_machine(Machine(), run, output=call.directory(), plan=plan)
     if not show_findings(findings, only_problems=True):
+        smoke = f"try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
+        instead = "try the method:  coca-mindspeed demo" if isinstance(run, NativeRun) else smoke
         raise ConfigError(
             f"this machine is not ready for {call.run} (above: what is missing and how to get it).\n"
-            f"Without NPUs, try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
+            f"Without NPUs, {instead}"
         )
 
 

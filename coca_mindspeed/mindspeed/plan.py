@@ -110,7 +110,8 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     warnings = short_thoughts(run.method, "rollout.max_new_tokens", run.rollout.max_new_tokens)
     warnings += () if counts is None else counts.warnings(*files)
     compared = compare_model(run.model.path, translate(run)).notes
-    notes = (*form_notes(run.method, "method=coca_stable"), *_notes(resolved, memory), *compared)
+    word = "coca.method=coca_stable" if isinstance(run, NativeRun) else "method=coca_stable"
+    notes = (*form_notes(run.method, word), *_notes(resolved, memory), *compared)
     plan = ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
     return _in_their_names(plan, run) if isinstance(run, NativeRun) else plan
 

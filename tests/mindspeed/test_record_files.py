@@ -4,6 +4,8 @@ import json
 import shlex
 import socket
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,9 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.mindspeed import launch
 from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.start import driver, records, verifiers
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.records import (
     check_files_on_nodes,
@@ -25,7 +29,8 @@ from coca_mindspeed.mindspeed.start.records import (
 )
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.utils.files import file_sha256
-from tests.mindspeed.builders import checkpoint
+from tests.mindspeed.builders import NATIVE, checkpoint, write
+from tests.tokenizers_for_tests import qwen_like
 
 
 def write_sums(path, *answers):
@@ -146,3 +151,60 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
         values(resume=True)
     train.unlink()  # a machine without the file
     assert values(resume=True)["coca"]["data_sha256"] == {str(held_out): file_sha256(held_out)}
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []], ids=["dry run", "start"])
+def test_the_starting_process_reads_each_file_once(options, tmp_path, homes, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKIP_DOCTOR", "1")
+    write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
+    for module, name, stub in (
+        (driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0")),
+        (driver, "train", lambda training: trained.append(training)),
+        (launch, "ray_head", lambda *_, **__: nullcontext(lambda: None)),
+        (launch, "wait_for_cluster", lambda *_: None),
+        (launch, "require_free_port", lambda _nodes: None),
+        (launch, "open_log", lambda *_: None),
+    ):
+        monkeypatch.setattr(module, name, stub)
+    trained, calls = [], Counter()
+
+    def count(module, name, file_of):
+        original = getattr(module, name)
+
+        def counted(*arguments):
+            calls[name, file_of(*arguments)] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(records, "read_records", lambda path: path.name)
+    count(records, "file_sha256", lambda path: path.name)
+    count(records, "bounded_prompt_tokens", lambda _tokenizer, rows, *_: len(rows))
+    count(verifiers, "build_grader", lambda *_: "all")
+    qwen_like().save_pretrained("model")
+    write_sums(tmp_path / "train.jsonl", *map(str, range(40)))
+    write_sums(tmp_path / "held_out.jsonl", *map(str, range(100, 110)))
+    checkpoint(tmp_path / "weights", 4)
+    file = write("grpo.yaml", NATIVE)
+    changes = ["rl_config.verifier_function=[coca]", "megatron_training.tokenizer_name_or_path=model"]
+    changes += ["coca.eval_data=held_out.jsonl", "coca.eval_interval=5", "coca.grader=exact"]
+    assert main(["launch", str(file), *changes, *options]) == 0
+    files = ["train.jsonl", "held_out.jsonl"]
+    expected = dict.fromkeys([(name, file) for name in ("read_records", "file_sha256") for file in files], 1)
+    expected |= {("build_grader", "all"): 1}
+    if not options:
+        assert len(trained) == 1
+        expected |= {("bounded_prompt_tokens", 40): 1, ("bounded_prompt_tokens", 10): 1}
+    assert calls == expected
+
+
+def test_a_validation_reads_its_file_once(tmp_path, monkeypatch):
+    path, read = write_sums(tmp_path / "held_out.jsonl", "1", "2"), []
+    planned = {str(path): file_sha256(path)}
+    for name in ("read_records", "file_sha256"):
+        original = getattr(records, name)
+        monkeypatch.setattr(records, name, lambda path, original=original: read.append(path) or original(path))
+    for _ in range(5):  # chunks
+        assert [record.answer for record in read_run_records(path, planned)] == ["1", "2"]
+    assert len(read) == 2

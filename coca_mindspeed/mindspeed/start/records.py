@@ -6,7 +6,9 @@ other questions.
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,32 @@ from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.files import file_sha256
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A file's content, as far as the file system tells; the path is only where it was read first."""
+
+    path: Path = field(compare=False)
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "_Version":
+        status = path.stat()
+        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _digest(version: _Version) -> str:
+    return file_sha256(version.path)
+
+
+@lru_cache(maxsize=2)  # of training and validation
+def _records(version: _Version) -> tuple[Record, ...]:
+    return tuple(read_records(version.path))
+
+
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
     """The record files of training and validation, as far as they are set."""
     return [Path(path) for path in (data_path, eval_data) if path is not None]
@@ -34,7 +62,7 @@ def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Pa
 
 def digests(paths: Iterable[Path]) -> dict[str, str]:
     """SHA-256 by path of the files that are on this machine; a run may be planned and started elsewhere."""
-    return {str(path): file_sha256(path) for path in paths if path.is_file()}
+    return {str(path): _digest(_Version.of(path)) for path in paths if path.is_file()}
 
 
 def with_digests(settings: CocaSettings, files: Iterable[Path]) -> CocaSettings:
@@ -58,7 +86,7 @@ def read_run_records(path: Path, planned: Mapping[str, str]) -> list[Record]:
     Raises DataError if the file differs on this node, or is no record file.
     """
     wanted = planned.get(str(path))
-    if wanted is not None and (found := file_sha256(path)) != wanted:
+    if wanted is not None and (found := _digest(_Version.of(path))) != wanted:
         raise DataError(
             f"{path}: on {socket.gethostname()} the file has SHA-256 {found[:12]}…, expected {wanted[:12]}… as where "
             "the run was started; copy it to every node, or use a shared file system"
@@ -97,12 +125,12 @@ def check_files_on_nodes(planned: Mapping[str, str]) -> None:
 
 
 def read_record_file(path: Path) -> list[Record]:
-    """The records of a file.
+    """The records of a file, which a process parses once for each version of the file.
 
     Raises DataError for another layout, with the command that converts the file, or for a record that cannot be used.
     """
     try:
-        return list(read_records(path))
+        return list(_records(_Version.of(path)))
     except LayoutError as error:
         fix = f"convert it, and name its train.jsonl: {conversion_command(path)}"
         raise DataError(f"{error.reason}\n    {fix}") from error
