@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("verls_keys")
 FSDP, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NAMES = [
     *("coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"),
-    "coca_qwen3_8b",
+    *("coca_qwen35_2b", "coca_qwen35_4b", "coca_qwen3_1p7b", "coca_qwen3_8b"),
 ]
 
 
@@ -37,7 +37,9 @@ def test_the_ready_made_runs():
         assert verl_problems(config, settings) == []
         assert config["trainer"]["default_local_dir"] == f"runs/{name}/checkpoints"
         bucket = config["actor_rollout_ref"]["rollout"]["checkpoint_engine"]["update_weights_bucket_megabytes"]
-        assert bucket * 2**20 > 4 * 152_064 * 3584  # Qwen2.5-7B's embedding in float32
+        assert bucket * 2**20 > 4 * max(
+            152_064 * 3584, 248_320 * 2560
+        )  # embeddings of Qwen2.5-7B, Qwen3.5-4B in float32
 
 
 def test_every_key_of_ours_is_stated_with_its_default():

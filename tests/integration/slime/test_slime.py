@@ -168,6 +168,7 @@ def packed(args, samples, dp=1, cp=1):
 def of_rank(args, references, dp_rank, weights):
     """A rank's data, with the old log-probs of ``weights``, and its advantages by slime."""
     rank = dict(process_rollout_data(args, references, dp_rank, len(references)))
+    rank["partition"] = references[dp_rank].inner["partition"]  # which slime 0.3 removes
     rank["tokens"] = [torch.as_tensor(ids).long() for ids in rank["tokens"]]
     rank["loss_masks"] = [torch.as_tensor(mask).int() for mask in rank["loss_masks"]]
     rank["rollout_mask_sums"] = torch.as_tensor(rank["rollout_mask_sums"]).float()

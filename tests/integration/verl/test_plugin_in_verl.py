@@ -193,7 +193,18 @@ def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen25_1p5b", "qwen25_3b", "qwen25_7b", "qwen25_7b_megatron", "llama3_8b", "qwen3_8b"]
+    "name",
+    [
+        "qwen25_1p5b",
+        "qwen25_3b",
+        "qwen25_7b",
+        "qwen25_7b_megatron",
+        "llama3_8b",
+        "qwen3_1p7b",
+        "qwen3_8b",
+        "qwen35_2b",
+        "qwen35_4b",
+    ],
 )
 def test_ready_made_configurations_compose_on_verls_defaults(name: str):
     file = find_verl_run(f"coca_{name}")
