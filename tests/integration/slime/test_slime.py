@@ -61,6 +61,7 @@ KEYS = (
     "returns",
     "rollout_log_probs",
     "rollout_mask_sums",
+    "group_mask_sums",  # its name in 0.3.0
 )
 VOCABULARY = len(TOKENIZER)
 
@@ -171,7 +172,8 @@ def of_rank(args, references, dp_rank, weights):
     rank["partition"] = references[dp_rank].inner["partition"]  # which slime 0.3 removes
     rank["tokens"] = [torch.as_tensor(ids).long() for ids in rank["tokens"]]
     rank["loss_masks"] = [torch.as_tensor(mask).int() for mask in rank["loss_masks"]]
-    rank["rollout_mask_sums"] = torch.as_tensor(rank["rollout_mask_sums"]).float()
+    (sums,) = (key for key in rank if key.endswith("_mask_sums"))
+    rank[sums] = torch.as_tensor(rank[sums]).float()
     lengths = list(zip(rank["total_lengths"], rank["response_lengths"], strict=True))
     rank["rollout_log_probs"] = [
         torch.as_tensor(cp_utils.slice_log_prob_with_cp(list(map(float, one)), *sizes)).float()
