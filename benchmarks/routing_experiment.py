@@ -22,7 +22,6 @@ from scipy.stats import t as student
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.router_scores import oracle_curve, score_router, single_curve
-from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
@@ -119,7 +118,7 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         write_model(run / "untrained", size, derived_seed(seed, part, "weights"))
         policy = load_policy(run / "untrained", composed.run.model, torch.device("cpu"))
         read = [record for subject in taught for record in questions_about(subject, lessons // len(taught), "train")]
-        warm_up(policy, read, training_method(method), composed.run.warm_up, composed.run.seed)
+        warm_up(policy, read, composed.run.method, composed.run.warm_up, composed.run.seed)
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
