@@ -58,6 +58,7 @@ def files_of_a_run() -> str:
 
 
 _PROBLEMS = ("Problem", "Requirement", "Finding", "Hook", "Upstream", "Run", "Row", "item", "_problem")
+_PROBLEMS += ("_off", "_grpo", "_divides", "_is_multiple", "_at_least")
 _SUBJECT = re.compile(r"coca_mindspeed/(mindspeed|verl|local|integrations/(?:trl|slime|ms_swift))")
 _ENGINES = {"mindspeed": "MindSpeed-RL", "verl": "verl", "local": "local engine", "trl": "TRL", "ms_swift": "ms-swift"}
 

@@ -1,14 +1,15 @@
 """Checks that all engines share: configuration, files, the number of steps, a resumed run."""
 
 import filecmp
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, raise_problems
+from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, UsageError, raise_problems
 from coca_mindspeed.utils.files import is_hub_id
-from coca_mindspeed.utils.text_formats import differences, numbered_lines, open_bytes
+from coca_mindspeed.utils.text_formats import differences, numbered_lines, open_bytes, read_yaml
 
 _LARGEST_LR = 0.01
 
@@ -144,3 +145,32 @@ def check_resumed_settings(
         lines = (f"{where}: the run to resume has {key}={then!r}, found {found!r}" for key, then, found in changed)
         problems = [Problem("another-run", key, found, f"must be {then!r}", fix) for key, then, found in changed]
         raise ConfigError("\n".join(lines) + f"; {fix}", problems)
+
+
+def refuse_mindspeed_rls(path: Path) -> None:
+    """Raise ConfigError for a file in MindSpeed-RL's layout, where only a run of ours can be used."""
+    reason = "is in MindSpeed-RL's own layout, which check, doctor and launch take"
+    command = shlex.join(["coca-mindspeed", "check", str(path)])
+    raise_problems([Problem("mindspeed-rl-layout", "file", str(path), reason, command)])
+
+
+def refuse_groups_in_part(content: Any, file: Path, overrides: Sequence[str], roots: Sequence[Path]) -> None:
+    """Raise UsageError for a typed group of which the run's ``file`` sets keys to other values, which win.
+
+    ``content`` is that of the file, ``roots`` hold the folders of the groups, the first one first.
+    """
+    defaults = content.get("defaults") if isinstance(content, dict) else None
+    if not isinstance(defaults, list) or defaults[-1:] != ["_self_"]:
+        return
+    typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        files = (root / group / f"{choice}.yaml" for root in roots)
+        if (chosen := next(filter(Path.is_file, files), None)) is None:
+            continue
+        values = read_yaml(chosen) or {}
+        values = values if "@package _global_" in chosen.read_text(encoding="utf-8") else {group: values}
+        both = [key for key, of_group, of_file in differences(values, content) if None not in (of_group, of_file)]
+        if kept := [key for key in both if key not in ("defaults", *typed)]:
+            reason = f"{file} sets {', '.join(kept)} itself, so that the group would be applied in part"
+            raise UsageError(f"override {override!r}: {reason}; type these keys too, or remove them from the file")

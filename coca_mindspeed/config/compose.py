@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from coca_mindspeed.algorithm.methods import METHODS, OTHER_NAMES, method_settings
+from coca_mindspeed.config.checks import refuse_groups_in_part, refuse_mindspeed_rls
 from coca_mindspeed.config.former_keys import FORMER_KEYS, without_former_keys
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of
@@ -29,7 +29,6 @@ from coca_mindspeed.errors import (
     Problem,
     UsageError,
     did_you_mean,
-    raise_problems,
     validation_problems,
 )
 from coca_mindspeed.utils.custom_code import is_custom, pinned
@@ -244,9 +243,9 @@ def compose_run(
             wrong = f"its defaults name {default!r}, which is no run of ours and no file beside it{near}"
             raise ConfigError(f"{file}: cannot be composed: {wrong}")
     if is_path and is_mindspeed_rls(file):
-        reason = "is in MindSpeed-RL's own layout, which check, doctor and launch take"
-        command = shlex.join(["coca-mindspeed", "check", str(path)])
-        raise_problems([Problem("mindspeed-rl-layout", str(path), content, reason, command)])
+        refuse_mindspeed_rls(path)
+    if is_path:
+        refuse_groups_in_part(content, file, overrides, (directory, ours))
     hydra_overrides = []
     for override in overrides:
         if (key := override.lstrip("+").partition("=")[0]) in MAPPING_KEYS:

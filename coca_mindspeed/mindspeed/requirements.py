@@ -119,15 +119,14 @@ Hook = Requirement[HookConfig]
 Upstream = Requirement[MindSpeedView]
 
 
-def _falsy(name: str, because: str, when: Callable[[HookConfig], object] = lambda c: True, code: str = "") -> Hook:
-    code = code or f"hook-{name.replace('_', '-')}"
-    return Hook(code, f"rl_config.{name}", lambda value, _: not value, because, when=when)
+def _off(code: str, key: str, because: str, when: Callable[[HookConfig], object] = lambda c: True) -> Hook:
+    return Hook(code, key, lambda value, _: not value, because, when=when)
 
 
-def _grpo(name: str, *values: Any) -> Hook:
+def _grpo(code: str, key: str, *values: Any) -> Hook:
     """A key that chooses another algorithm with other values than MindSpeed-RL's GRPO has."""
     because = f"must be absent or {' or '.join(map(show_value, values))}: another value asks for another algorithm"
-    return Hook("hook-algorithm", f"rl_config.{name}", lambda value, _: value is None or value in values, because)
+    return Hook(code, key, lambda value, _: value is None or value in values, because)
 
 
 def lora(c: HookConfig) -> Iterator[Problem]:
@@ -182,18 +181,26 @@ HOOKS: tuple[Hook, ...] = (
         lambda value, c: value or not c.sets(_RULE_REWARD),
         "must be true: it reads confidences",
     ),
-    _falsy("filter_groups_enable", "must be false: its rollout would not use the newest weights"),
+    _off(
+        "hook-filter-groups-enable",
+        "rl_config.filter_groups_enable",
+        "must be false: its rollout would not use the newest weights",
+    ),
     # BaseTrainingEngine._forward_backward_batch also shuffles its forward passes, whose results come back in the order
     # of the batch; and every pipeline stage shuffles by a seed of its own.
-    _falsy("shuffle_mini_batch", "must be false: it would also shuffle the old log-probabilities"),
-    _falsy("multi_turn_enable", "must be false: a response is one turn"),
-    _falsy("entropy_coeff", "must be 0: the objective has no entropy term"),
-    _grpo("adv_estimator", "group_norm"),
-    _grpo("gamma", 1.0),
-    _grpo("kl_penalty", "low_var_kl", "kl", "abs", "mse"),
-    _grpo("use_kl_in_reward", False),
-    _grpo("clip_higher_enable", False),
-    _grpo("overlong_buffer_enable", False),
+    _off(
+        "hook-shuffle-mini-batch",
+        "rl_config.shuffle_mini_batch",
+        "must be false: it would also shuffle the old log-probabilities",
+    ),
+    _off("hook-multi-turn-enable", "rl_config.multi_turn_enable", "must be false: a response is one turn"),
+    _off("hook-entropy-coeff", "rl_config.entropy_coeff", "must be 0: the objective has no entropy term"),
+    _grpo("hook-algorithm", "rl_config.adv_estimator", "group_norm"),
+    _grpo("hook-algorithm", "rl_config.gamma", 1.0),
+    _grpo("hook-algorithm", "rl_config.kl_penalty", "low_var_kl", "kl", "abs", "mse"),
+    _grpo("hook-algorithm", "rl_config.use_kl_in_reward", False),
+    _grpo("hook-algorithm", "rl_config.clip_higher_enable", False),
+    _grpo("hook-algorithm", "rl_config.overlong_buffer_enable", False),
     Hook("hook-save", "actor_config.save", lambda path, _: path, "must name a directory: the last iteration is saved"),
     # OptimizerParamScheduler asserts these two in the workers, without a message.
     Hook(
@@ -210,13 +217,14 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook("whole-groups", "rl_config.partial_rollout_max_split", lambda n, _: n <= 1, "must be 1: whole groups"),
     # The first rollout would end with "vllm dp groups is None".
-    _falsy(
-        "guarantee_order",
+    _off(
+        "hook-guarantee-order",
+        "rl_config.guarantee_order",
         "must be false on a single NPU: MindSpeed-RL makes no groups of rollout ranks",
         when=lambda c: c.on_one_npu and c.settings.rollout_engine == "vllm",
     ),
     # Advantages are computed before the old log-probs, so the bonus is made of the rollout's.
-    _falsy("async_engine", f"must be false {_BONUS}", lambda c: c.reads_log_probs, code="entropy-bonus"),
+    _off("entropy-bonus", "rl_config.async_engine", f"must be false {_BONUS}", lambda c: c.reads_log_probs),
     Hook(
         "entropy-bonus",
         f"{_SAMPLING}.temperature",

@@ -90,3 +90,33 @@ def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path, defau
     with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be composed") as caught:
         compose_run(str(mine), ["seed=3"])
     assert caught.value.exit_code == 1
+
+
+FILE = """
+defaults: [qwen25_7b_910b, _self_]
+mindspeed_rl: {actor_config: {tensor_model_parallel_size: 2}}
+method: {name: joint}
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "refused"),
+    [
+        ("parallel=tp4", "mindspeed_rl.actor_config.tensor_model_parallel_size"),
+        ("model=qwen3_8b", "mindspeed_rl.actor_config.tensor_model_parallel_size"),
+        ("method=caliber", "method.name"),
+        ("method=joint", ""),
+        ("parallel=tp2pp2", ""),
+        ("parallel=tp4 mindspeed_rl.actor_config.tensor_model_parallel_size=4", ""),
+        ("hardware=ascend_910c", ""),
+    ],
+)
+def test_a_group_of_which_the_file_sets_other_values_is_refused(typed, refused, tmp_path):
+    """The file's values win, so the group would be applied in part."""
+    (file := tmp_path / "mine.yaml").write_text(FILE)
+    if not refused:
+        assert compose_run(str(file), typed.split()).run.method.name == "joint"
+        return
+    with pytest.raises(UsageError) as caught:
+        compose_run(str(file), typed.split())
+    assert refused in str(caught.value)
