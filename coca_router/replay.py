@@ -4,6 +4,8 @@ A router's answer is that of the tier at which it stops. Its cost is that tier's
 tiers before: up to the confidence where that comes first, the whole response where it comes after the answer.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -145,3 +147,43 @@ def setting_of_share(tiers: Tiers, share: float) -> Setting:
     low, high = map(float, clopper_pearson(float(shares[best]) * n, n))
     means = (curve.correct, curve.cost, threshold_curve(tiers, answer_first=True).cost)
     return Setting(float(thresholds[best]), float(shares[best]), low, high, *(float(m[best].mean()) for m in means))
+
+
+class Reference(NamedTuple):
+    """A way of answering that a router is compared with."""
+
+    name: str
+    quality: float  # share of right answers
+    cost: float  # mean, of a question
+
+
+def best_single(tiers: Tiers) -> Reference:
+    """The tier with most right answers; of equal ones the cheapest."""
+    singles = _singles(tiers)
+    return max(singles, key=lambda single: (single.quality, -single.cost))
+
+
+def oracle(tiers: Tiers) -> Reference:
+    """The cheapest right answer to each question, and the cheapest answer where none is right."""
+    cost = np.where(tiers.correct, tiers.whole, np.inf).min(axis=0)
+    cost = np.where(np.isinf(cost), tiers.whole.min(axis=0), cost)
+    return Reference("oracle", float(tiers.correct.any(axis=0).mean()), float(cost.mean()))
+
+
+def random_mix(tiers: Tiers, cost: float) -> float:
+    """Most right answers on average of a mix of tiers by chance, with a mean cost of at most ``cost``; NaN: too small.
+
+    The router pays for confidences that it does not keep; a mix by chance reads none.
+    """
+    singles = _singles(tiers)
+    best = math.nan
+    for cheap, dear in itertools.combinations_with_replacement(sorted(singles, key=lambda s: s.cost), 2):
+        if cheap.cost <= cost:
+            share = 1.0 if dear.cost <= cost else (cost - cheap.cost) / (dear.cost - cheap.cost)
+            best = np.nanmax([best, cheap.quality, cheap.quality + share * (dear.quality - cheap.quality)])
+    return float(best)
+
+
+def _singles(tiers: Tiers) -> list[Reference]:
+    columns = zip(tiers.names, tiers.correct, tiers.whole, strict=True)
+    return [Reference(name, float(correct.mean()), float(whole.mean())) for name, correct, whole in columns]

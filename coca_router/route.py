@@ -1,6 +1,7 @@
 """``coca-router route``: replay routing from the tiers' predictions."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,13 +9,23 @@ from typing import Any
 
 from coca_mindspeed.cli.options import place, within
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.evaluation.metrics import calibration_metrics, show
+from coca_mindspeed.evaluation.metrics import UNDEFINED, calibration_metrics, show
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.tokenization import TokenCounter
 from coca_router.config import bands_from, form_keys, source_keys, tiers_yaml
-from coca_router.replay import Setting, Tiers, by_answer, join_tiers, setting_of_share
+from coca_router.replay import (
+    Reference,
+    Setting,
+    Tiers,
+    best_single,
+    by_answer,
+    join_tiers,
+    oracle,
+    random_mix,
+    setting_of_share,
+)
 
 _SHARES = [tenth / 10 for tenth in range(11)]  # of the rows of the table
 
@@ -80,12 +91,29 @@ def _compare(
         for n, r, c, w, o in table
     ]
     text = markdown_table(header, rows)
-    header = ["answer from", "to the last tier", "right", "cost of a question", "if decided after the answer"]
+    best, limit = best_single(tiers), oracle(tiers)
+    compared = [_compared(s, tiers, best, limit) for s in settings]
+    header = ["answer from", "last tier", "right", "mix", "gain", "gap", "cost", "if decided after"]
     rows = [
-        [f"{s.threshold:.6g}", f"{s.share:.1%}", f"{s.quality:.3f}", f"{s.cost:.4g}", f"{s.answer_first_cost:.4g}"]
-        for s in settings
+        [
+            f"{s.threshold:.6g}",
+            f"{s.share:.1%}",
+            f"{s.quality:.3f}",
+            UNDEFINED if math.isnan(c["random_mix"]) else f"{c['random_mix']:.3f}",
+            *(UNDEFINED if math.isnan(c[name]) else f"{c[name]:+.1%}" for name in ("gain", "gap")),
+            f"{s.cost:.4g}",
+            f"{s.answer_first_cost:.4g}",
+        ]
+        for s, c in zip(settings, compared, strict=True)
     ]
     text += f"\n{markdown_table(header, rows)}\n"
+    text += (
+        f"Best single tier: {one_line(best.name)}, {best.quality:.3f} right at a cost of {best.cost:.4g}. Oracle, the "
+        f"cheapest right answer: {limit.quality:.3f} at {limit.cost:.4g}.\n"
+        "mix: right answers of a mix of tiers by chance at this cost. gain: right answers relative to the best single "
+        "tier, gap: that are missing relative to the oracle (arXiv 2601.07206). The last column: the cost "
+        "if the same were decided after the answer.\n\n"
+    )
     if setting is not None:
         at = f"{setting.threshold:.6g}"
         text += (
@@ -94,7 +122,22 @@ def _compare(
             f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}.\n\n"
             f"```yaml\n{_policy_yaml(tiers, setting, source, plain, forms)}```\n\n"
         )
-    return text, {"settings": [asdict(s) for s in settings], "share": setting and asdict(setting)}
+    rows_of = [{**asdict(s), **_none_for_nan(c)} for s, c in zip(settings, compared, strict=True)]
+    figures = {"best_single": best._asdict(), "oracle": limit._asdict(), "settings": rows_of}
+    return text, {**figures, "share": setting and asdict(setting)}
+
+
+def _compared(setting: Setting, tiers: Tiers, best: Reference, limit: Reference) -> dict[str, float]:
+    """A random mix of the same cost, and LLMRouterBench's Gain@B and Gap@O; NaN where undefined."""
+    return {
+        "random_mix": random_mix(tiers, setting.cost),
+        "gain": setting.quality / best.quality - 1 if best.quality else math.nan,
+        "gap": 1 - setting.quality / limit.quality if limit.quality else math.nan,
+    }
+
+
+def _none_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
 def _prices(text: str | None, tiers: int) -> list[float]:

@@ -52,6 +52,30 @@ def test_every_threshold_equals_plain_routing():
                 assert curve.last[row, i] == (p is said[-1])
 
 
+def test_references_by_hand(tmp_path, capsys):
+    """Four questions: the small tier costs 10 and is right on two, the large one 100 and right on three."""
+    right = {"small": [1, 1, 0, 0], "large": [1, 0, 1, 1]}
+    files = []
+    for name, verdicts in right.items():
+        stated = [0.9, 0.8, 0.2, 0.1] if name == "small" else [0.5] * 4
+        rows = zip(stated, verdicts, strict=True)
+        files.append(tmp_path / f"{name}.jsonl")
+        answers = [Prediction(str(i), "d", "q", "r", s, bool(y), 2, tokens=10) for i, (s, y) in enumerate(rows)]
+        write_predictions(files[-1], answers)
+    assert main(["route", *map(str, files), "--prices", "1,10", "--output", str(tmp_path / "r.json")]) == 0
+    figures = json.loads((tmp_path / "r.json").read_text())["stated"]
+    assert figures["best_single"] == {"name": "large", "quality": 0.75, "cost": 100.0}
+    assert figures["oracle"] == {"name": "oracle", "quality": 1.0, "cost": (10 + 10 + 100 + 100) / 4}
+    [half] = [row for row in figures["settings"] if row["share"] == 0.5]
+    assert (half["quality"], half["cost"]) == (1.0, (10 + 10 + 102 + 102) / 4)
+    assert half["gain"] == pytest.approx(1 / 0.75 - 1)
+    assert half["gap"] == 0.0
+    assert half["random_mix"] == pytest.approx(0.5 + 0.25 * (56 - 10) / 90)
+    [none] = [row for row in figures["settings"] if row["share"] == 0.0]
+    assert (none["random_mix"], none["gain"], none["gap"]) == (0.5, pytest.approx(-1 / 3), 0.5)
+    assert max(len(line) for line in capsys.readouterr().out.splitlines() if line.startswith("|")) <= 100
+
+
 def test_the_command_and_its_refusals(tmp_path, capsys):
     small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
     write_predictions(small, drawn(120, 1))
