@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pydantic_core import from_json
 from yarl import URL
 
-from coca_router.config import BackendConfig
+from coca_router.config import BY_CLIENT, BackendConfig
 from coca_router.openai_api import to_json
 from coca_router.tool_calls import ToolCalls
 
@@ -67,6 +67,7 @@ class Chunk(NamedTuple):
     finish_reason: str | None  # in the last chunk with text
     log_probs: Sequence[float] = ()  # of its tokens (nats), where the engine names them
     tool_calls: Sequence[Mapping[str, Any]] = ()  # parts of tool calls; of a ChunkStream: in OpenAI's form
+    thought: str = ""  # text that a reasoning parser of the engine takes for a thought, before ``text``
 
     @property
     def progresses(self) -> bool:
@@ -87,10 +88,10 @@ def parse_chunk(data: bytes) -> Chunk | None:
     choice = choices[0] if choices else {}
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
-    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
     calls = list(delta.get("tool_calls") or ())
     reason = choice.get("finish_reason")
-    if not isinstance(text, str) or not isinstance(reason, str | None):
+    if not (isinstance(text, str) and isinstance(thought, str)) or not isinstance(reason, str | None):
         raise TypeError("text and finish reason should be text")
     ids = choice.get("token_ids")
     return Chunk(
@@ -101,6 +102,7 @@ def parse_chunk(data: bytes) -> Chunk | None:
         finish_reason=None if reason in (None, "", "null") else reason,
         log_probs=_log_probs(choice.get("logprobs")),
         tool_calls=calls,
+        thought=thought,
     )
 
 
@@ -248,6 +250,7 @@ class Backend:
         }
         self._not_before = -math.inf
         self._has_chats = False  # found at its address
+        self._named_thoughts = False
 
     @asynccontextmanager
     async def stream(
@@ -257,7 +260,8 @@ class Backend:
         pause = self._not_before - time.monotonic()
         if pause > 0:
             raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
-        asked: dict[str, Any] = {"model": self.config.model, "stream": True, **sampling}
+        fixed = {name: value for name, value in self.config.request.items() if value != BY_CLIENT}
+        asked: dict[str, Any] = {"model": self.config.model, "stream": True, **fixed, **sampling}
         counting = {"include_usage": True}
         if self.config.dialect == "vllm":  # an answer that is aborted has its counts too
             counting["continuous_usage_stats"] = True
@@ -281,6 +285,13 @@ class Backend:
                 stream.leave()
         if scope.cancelled_caught:
             raise BackendError("timeout", f"backend {self.name} sent no token in time")
+
+    def note_thought(self, named: bool) -> None:
+        """Say once that a model without thinking has its answers named as thoughts."""
+        if named and not self._named_thoughts:
+            fix = "they are read as answers; serve the model without --reasoning-parser, or set thinking of its tier"
+            _LOG.warning("backend %s names answers as reasoning: %s", self.name, fix)
+            self._named_thoughts = True
 
     async def problem(self) -> str | None:
         """Why the server cannot be asked, None if it can; whoever reads it may not know the address.

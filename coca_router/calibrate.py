@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--temperature", type=within(0, 2), default=1.0, help="sampling temperature (default: 1.0)")
     sampling = 'further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example'
     option("--sampling", type=json_object({"top_p": 0.9}), default={}, metavar="JSON", help=sampling)
+    fixed = "backends.NAME.request of the server that gave the predictions, which a certificate pins"
+    option("--request", type=json_object({"chat_template_kwargs": {}}), default={}, metavar="JSON", help=fixed)
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
     option("--confidence", type=_share(0.999999), default=0.95, help="confidence of the guarantee (default: 0.95)")
     add_source_options(parser)
@@ -175,7 +177,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
             raise UsageError("--system-prompt: the predictions name the form of their prompts; leave it out")
         return Identity(
             model=model, source=arguments.source, forms=forms,
-            temperature=arguments.temperature, sampling=arguments.sampling,
+            temperature=arguments.temperature, sampling=arguments.sampling, request=arguments.request,
         )  # fmt: skip
     try:
         prompt = prompt if path is None else path.read_text(encoding="utf-8")
@@ -183,7 +185,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
         raise ConfigError(f"--system-prompt {path}: cannot be read: {error}") from error
     return Identity(
         model=model, source=arguments.source, prompt_sha256=prompt_hash(prompt),
-        temperature=arguments.temperature, sampling=arguments.sampling,
+        temperature=arguments.temperature, sampling=arguments.sampling, request=arguments.request,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ certificate further down. The starts depend on the confidences, not on the label
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,14 +172,17 @@ class Identity(Section):
         default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
     )
 
+    request: dict[str, Any] = Field(default_factory=dict, description="fixed fields of a backend's requests")
+
     def require(
-        self, model: str, prompt: ServedPrompt, temperature: float | None, *, where: str, source: str = "stated"
-    ) -> None:
-        """Raise ConfigError for another model, source, form of prompts or temperature (None: not checked).
+        self, model: str, prompt: ServedPrompt, temperature: float | None, *, where: str, source: str = "stated",
+        request: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Raise ConfigError for another model, source, form, temperature or ``request`` (None: not checked).
 
         ``where`` begins the message.
         """
-        asked = {"model": model, "source": source, "temperature": temperature}
+        asked = {"model": model, "source": source, "temperature": temperature, "request": request}
         for name, value in asked.items():
             own = getattr(self, name)
             if value is not None and own != value:

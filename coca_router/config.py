@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from yarl import URL
 
 from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, thinking_prompt
 from coca_mindspeed.cli.trained_prompt import require_trained_prompt
 from coca_mindspeed.config.prompt_form import prompt_file, read_prompt_file
 from coca_mindspeed.config.schema import Section
@@ -22,6 +22,7 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_router.calibration import Identity, read_calibration
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
+from coca_router.openai_api import NEUTRAL_SAMPLING
 from coca_router.prompts import BY_REQUEST, ServedPrompt
 
 
@@ -45,6 +46,16 @@ class ListenConfig(Section):
     origins: list[Origin] = Field([], description="web pages (scheme://host:port) whose scripts may ask")
 
 
+#: The value by which the field ``reasoning_effort`` of ``request`` is the client's.
+BY_CLIENT = "client"
+# Fields that the router writes itself, or that a client or a certificate decides on.
+_WRITTEN = (
+    *("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "return_token_ids"),
+    *("temperature", "seed", "n", "stop", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs"),
+    *NEUTRAL_SAMPLING,
+)
+
+
 class BackendConfig(Section):
     """An OpenAI-compatible server."""
 
@@ -53,8 +64,20 @@ class BackendConfig(Section):
     api_key_env: str | None = Field(None, description="environment variable that holds its key")
     token_limit: Literal["max_tokens", "max_completion_tokens"] = Field("max_tokens", description="its name there")
     dialect: Literal["openai", "vllm"] = Field("openai", description="vllm (also serve --model): names token ids")
+    #: Fixed fields of each request, such as chat_template_kwargs or thinking_token_budget; reasoning_effort: client
+    #: passes the client's.
+    request: dict[str, Any] = Field(default_factory=dict)
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
+
+    @field_validator("request")
+    @classmethod
+    def _fixed_fields(cls, request: dict[str, Any]) -> dict[str, Any]:
+        if written := [name for name in request if name in _WRITTEN]:
+            raise ValueError(f"expected fields that the router does not write itself, found {', '.join(written)}")
+        if clients := [name for name, value in request.items() if value == BY_CLIENT and name != "reasoning_effort"]:
+            raise ValueError(f"only reasoning_effort may be {BY_CLIENT!r}, found {', '.join(clients)}")
+        return request
 
     def unusual_address(self) -> str | None:
         """Where its chats are sent, without key, if ``url`` seems to lack its path; else None.
@@ -101,6 +124,8 @@ class TierConfig(Section):
     category: str | None = Field(None, min_length=1)
     #: Before the client's own; null: the form's, else the paper's, or none for a plain model.
     system_prompt: str | None = None
+    #: Whether the confidence begins a thought; null: the form says so.
+    thinking: bool | None = None
     bands: list[BandConfig] | None = Field(None, description="thresholds; null: the certificate's")
     #: Without a valid confidence, and below a certified threshold; null: escalate, or refuse if last.
     invalid: Action | None = None
@@ -110,6 +135,7 @@ class TierConfig(Section):
     certificate: RelativePath | None = Field(None, description="of `calibrate --risk`; pins threshold and sampling")
     passthrough: bool = Field(False, description="the first such tier gets requests with tools or a response format")
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
+    max_thought_tokens: int = Field(32768, ge=1, description="with thinking, allowance for the thought likewise")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TierConfig":
@@ -119,6 +145,10 @@ class TierConfig(Section):
             raise ValueError("category: expected form, which has the category's instruction")
         if self.form is not None and self.system_prompt is not None:
             raise ValueError("system_prompt: the form has one; name a system prompt or a form")
+        if self.form is not None and self.thinking is not None:
+            raise ValueError("thinking: the form says it; leave the key out")
+        if self.thinking and not self.states_confidence:
+            raise ValueError("thinking: states_confidence: false passes thoughts on as they are; leave the key out")
         source = self.confidence.source
         if (self.calibration or self.certificate) and source == "mean":
             raise ValueError("confidence.source: a calibration or certificate holds for 'stated' or 'answer_logprob'")
@@ -148,7 +178,9 @@ class TierConfig(Section):
         """The form of the prompts that are sent; ConfigError if ``form`` cannot be read, or lacks the category."""
         if self.form is None:
             default = CONFIDENCE_FIRST_PROMPT if self.states_confidence else None
-            return ServedPrompt.without_instruction(default if self.system_prompt is None else self.system_prompt)
+            default = thinking_prompt(CONFIDENCE_FIRST_PROMPT) if self.thinking else default
+            system_prompt = default if self.system_prompt is None else self.system_prompt
+            return ServedPrompt.without_instruction(system_prompt, thinking=bool(self.thinking))
         where = f"tiers: {self.name}"
         trained = require_trained_prompt(Path(self.form), f"{where}.form")
         if self.states_confidence and trained.method and METHODS[trained.method].confidence_position == "last":
@@ -179,7 +211,7 @@ class LimitsConfig(Section):
     concurrent: int = Field(256, ge=1, description="requests at once; further ones get 429")
     request_bytes: int = Field(4_000_000, ge=1, description="a larger request gets 413")
     body_s: float = Field(30.0, gt=0, description="longest wait for a request's body")
-    deadline_s: float = Field(600.0, gt=0, description="of a whole request")
+    deadline_s: float = Field(1800.0, gt=0, description="of a whole request")
     drain_s: float = Field(30.0, ge=0, description="for running requests when the proxy is told to stop")
 
 
@@ -228,10 +260,10 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
 
     ConfigError if a file cannot be read, belongs to another model, form or temperature, or certifies nothing.
     """
-    return [_policy(tier, config.backends[tier.backend].model, tier is config.tiers[-1]) for tier in config.tiers]
+    return [_policy(tier, config.backends[tier.backend], tier is config.tiers[-1]) for tier in config.tiers]
 
 
-def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
+def _policy(tier: TierConfig, backend: BackendConfig, last: bool) -> TierPolicy:
     invalid, prompt = tier.invalid or ("refuse" if last else "escalate"), tier.served_prompt()
     if not tier.decides:
         return TierPolicy(None, prompt=prompt)
@@ -239,7 +271,12 @@ def _policy(tier: TierConfig, model: str, last: bool) -> TierPolicy:
         return TierPolicy(tier.rule(invalid), prompt=prompt)
     content = read_calibration(Path(file))
     where = f"{file}: tiers: {tier.name}"
-    content.identity.require(model, prompt, tier.temperature, where=where, source=tier.confidence.source)
+    if BY_CLIENT in backend.request.values():
+        raise ConfigError(
+            f"{where}: expected fixed fields of the backend's request, found reasoning_effort: {BY_CLIENT}"
+        )
+    asked: dict[str, Any] = {"source": tier.confidence.source, "request": backend.request}
+    content.identity.require(backend.model, prompt, tier.temperature, where=where, **asked)
     if content.identity.forms == "unknown":
         print_text(f"warning: {where}: form unknown; calibrate anew by predictions that name their form", sys.stderr)
     if tier.certificate is None:

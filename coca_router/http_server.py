@@ -316,7 +316,17 @@ class AnswerWriter:
         self._head = {"id": id_, "object": kind, "created": int(time.time()), "model": request.model}
         self._ids: list[int] = []
         self._calls = ToolCalls()
-        self.text = ""
+        self.text = self.thought = ""
+
+    async def write_thought(self, thought: str) -> None:
+        """Send a part of the thought, which goes to the client in a field of its own."""
+        if not thought:
+            return
+        if not self._stream:
+            self.thought += thought
+            return
+        await self.write("")
+        await self._reply.send(event(self._object({"delta": {"reasoning": thought}})))
 
     async def write(self, text: str, token_ids: Sequence[int] = ()) -> None:
         """Send text; the first call begins the answer, also with an empty text."""
@@ -345,7 +355,7 @@ class AnswerWriter:
     def discard(self) -> bool:
         """Drop the text so far; False if some of it was sent."""
         if not self._reply.begun:
-            self.text = ""
+            self.text = self.thought = ""
         return not self._reply.begun
 
     async def end(self, finish_reason: str, prompt_tokens: int | None, tokens: int) -> None:
@@ -354,6 +364,7 @@ class AnswerWriter:
         if not self._stream:
             whole_calls = self._calls.whole()
             message = {"role": "assistant", "content": self.text or (None if whole_calls else ""), "refusal": None}
+            message |= {"reasoning": self.thought} if self.thought else {}
             calls = {"tool_calls": whole_calls} if whole_calls else {}
             whole = self._object({"message": message | calls}, finish_reason, self._ids)
             await self._reply.json({**whole, "usage": usage, **self._fields()}, self._headers())

@@ -76,6 +76,8 @@ class ModelServer:
         for name, value in request.sampling().items():
             if name != "temperature" and value != NEUTRAL_SAMPLING[name]:
                 raise ApiError(400, f"{name} is not supported by this server", param=name)
+        if request.reasoning_effort is not None:
+            raise ApiError(400, "reasoning_effort is not supported by this server", param="reasoning_effort")
         if self.accepted >= self._concurrent + self._waiting:
             raise ApiError(429, "too many requests are waiting already", retry_after=1)
         category = http.headers.get(CATEGORY_HEADER)

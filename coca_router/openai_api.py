@@ -28,6 +28,7 @@ _NEUTRAL_IN_MESSAGES: Mapping[str, Sequence[Any]] = {
 # Parameters of tools and response formats, and fields of their messages, which a tier with passthrough gets.
 _PASSED = ("tools", "tool_choice", "parallel_tool_calls", "response_format")
 _CALLS = ("tool_calls", "tool_call_id")
+_THOUGHTS = ("reasoning", "reasoning_content")  # of earlier answers, which the next prompt does without
 # Why parameters are refused, and what to do.
 _BY_PASSTHROUGH = (
     "the confidence is read from the beginning of a plain answer; a proxy sends such a request on to a tier of "
@@ -122,6 +123,7 @@ class ChatRequest(_Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # engines take 64 bits
     return_token_ids: bool | None = None
+    reasoning_effort: str | None = Field(None, min_length=1, max_length=32)
 
     @property
     def limit(self) -> int | None:
@@ -170,7 +172,7 @@ def read_request(body: bytes, served: str, *, thresholds: bool = False, tools: b
     except ValueError as error:
         raise ApiError(400, "the request's body: expected finite numbers, found NaN or an infinite one") from error
     for index, message in enumerate(request.messages):
-        _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGES, _CALLS if tools else ())
+        _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGES, (*_THOUGHTS, *(_CALLS if tools else ())))
         if (message.role == "tool" and not tools) or (message.content is None and not message.has_calls()):
             raise ApiError(400, f"messages[{index}]: expected a message with a text", param="messages")
     _refuse_extra(request, "", _NEUTRAL, _PASSED if tools else ())

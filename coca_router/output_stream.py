@@ -9,15 +9,16 @@ from typing import Literal
 
 import regex
 
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, THINK_TAG, ResponseParser
 
 _BLANK = regex.compile(r"\A(?:\s*\n|\s+)")
+_OPENING = regex.compile(rf"\s*{THINK_TAG}\n?")
 MAX_CHARACTERS = 512  # longest confidence segment, white space included
 
 
 @functools.cache
-def _grammar(decimals: int | None) -> regex.Pattern[str]:
-    return regex.compile(ResponseParser(decimals=decimals).grammar)
+def _grammar(decimals: int | None, thinking: bool) -> regex.Pattern[str]:
+    return regex.compile(ResponseParser(decimals=decimals, thinking=thinking).grammar)
 
 
 class ConfidenceReader:
@@ -28,9 +29,9 @@ class ConfidenceReader:
         confidence: s in [0, 1] once the state is ``valid``, else None.
     """
 
-    def __init__(self, decimals: int | None = None) -> None:
-        """``decimals`` as of :class:`ResponseParser`."""
-        self._grammar = _grammar(decimals)
+    def __init__(self, decimals: int | None = None, thinking: bool = False) -> None:
+        """``decimals`` and ``thinking`` as of :class:`ResponseParser`."""
+        self._grammar = _grammar(decimals, thinking)
         self._held = ""
         self.state: Literal["reading", "valid", "invalid"] = "reading"
         self.confidence: float | None = None
@@ -56,15 +57,59 @@ class ConfidenceReader:
         return self._held
 
 
+class ThoughtSplitter:
+    """Splits the text behind a confidence into thought and answer.
+
+    An engine sends the thought in a field of its own (a reasoning parser), or both in one text around ``</think>``.
+
+    Attributes:
+        is_open: whether the thought goes on; a text that does not end it has no answer.
+        has_field: whether the engine has a field for the thought.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.has_field = False
+        self._opening: str | None = ""  # the thought's first characters while they may be its opening tag
+        self._end = StopStrings([END_THINK_TAG])
+
+    def feed(self, thought: str, text: str) -> tuple[str, str]:
+        """Add the ``thought`` that an engine names as such, and other ``text``; return parts of thought and answer."""
+        self.has_field |= bool(thought)
+        if not self.is_open:
+            return thought, text
+        answer = ""
+        if not self.has_field:
+            thought = self._end.feed(text)
+            self.is_open, answer = not self._end.stopped, self._end.rest
+        else:
+            thought, answer, self.is_open = self._end.finish() + thought, text, not text
+        return self._without_opening(thought, last=not self.is_open), answer
+
+    def finish(self) -> str:
+        """End the text, and return what was held back of a thought that did not end."""
+        return self._without_opening(self._end.finish(), last=True) if self.is_open else ""
+
+    def _without_opening(self, thought: str, *, last: bool) -> str:
+        if self._opening is None:
+            return thought
+        self._opening += thought
+        match = _OPENING.match(self._opening, partial=not last)
+        if match is not None and match.partial:
+            return ""
+        thought, self._opening = self._opening[match.end() if match else 0 :], None
+        return thought
+
+
 class StopStrings:
     """Ends a text at the first of several non-empty strings; holds back text that may begin one.
 
-    Text fed after ``stopped`` is dropped.
+    Text fed after ``stopped`` is dropped; ``rest`` is the text behind the string in the chunk that stopped it.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._held = self.rest = ""
         self.stopped = False
 
     def feed(self, text: str) -> str:
@@ -77,8 +122,8 @@ class StopStrings:
         places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
             # The string that is complete first ends the text, as it would token by token.
-            place, _ = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
-            self.stopped = True
+            place, stop = min(places, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            self.stopped, self.rest = True, self._held[place + len(stop) :]
             return self._held[:place]
         certain = len(self._held) - max(self._overlap(stop) for stop in self._stops)
         output, self._held = self._held[:certain], self._held[certain:]

@@ -25,8 +25,8 @@ class ServedPrompt:
     category: str | None = None  # of every request, or BY_REQUEST; None: the form has no instruction
 
     @classmethod
-    def without_instruction(cls, system_prompt: str | None) -> "ServedPrompt":
-        return cls(PromptForm(system_prompt=system_prompt, instructions={}))
+    def without_instruction(cls, system_prompt: str | None, *, thinking: bool = False) -> "ServedPrompt":
+        return cls(PromptForm(system_prompt=system_prompt, instructions={}, thinking=thinking))
 
     @classmethod
     def of_form(cls, form: PromptForm, category: str | None, *, key: str) -> "ServedPrompt":

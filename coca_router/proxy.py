@@ -161,6 +161,9 @@ class Proxy:
             category = request.headers.get(CATEGORY_HEADER)
             if tiers is self._tiers:
                 check_category([tier.prompt for tier in tiers], category)
+            if chat.reasoning_effort is not None and not any(tier.passes_effort for tier in tiers):
+                message = "reasoning_effort: no tier here passes it on (backends.NAME.request.reasoning_effort: client)"
+                raise ApiError(400, message, param="reasoning_effort", code="unsupported_parameter")
             for tier in tiers:
                 tier.check(chat, threshold)
             trace = Trace(f"chatcmpl-{uuid.uuid4().hex}", domain)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from coca_router.backends import Backend, BackendError, Chunk
-from coca_router.config import ServingConfig, TierConfig, TierPolicy
+from coca_router.config import BY_CLIENT, ServingConfig, TierConfig, TierPolicy
 from coca_router.decision import Budget, Decision, ThresholdRule, answer_from, decide
 from coca_router.http_server import AnswerWriter
 from coca_router.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
-from coca_router.output_stream import ConfidenceReader, OutputStream
+from coca_router.output_stream import ConfidenceReader, OutputStream, ThoughtSplitter
 from coca_router.prompts import ServedPrompt
 from coca_router.trace import Trace
 
@@ -48,6 +48,8 @@ class Tier:
             if values.get(name) == NEUTRAL_SAMPLING[name]:
                 del values[name]
         values.pop("max_tokens", None)
+        if request.reasoning_effort is not None and self.passes_effort:
+            values["reasoning_effort"] = request.reasoning_effort
         if request.seed is not None:
             values["seed"] = request.seed ^ sample  # stays within 64 bits
         return values
@@ -55,6 +57,14 @@ class Tier:
     @property
     def prompt(self) -> ServedPrompt:
         return self.policy.prompt
+
+    def reader(self) -> ConfidenceReader:
+        return ConfidenceReader(self.prompt.form.decimals, self.prompt.form.thinking)
+
+    @property
+    def passes_effort(self) -> bool:
+        """Whether a client's ``reasoning_effort`` goes to the backend."""
+        return self.backend.config.request.get("reasoning_effort") == BY_CLIENT
 
     def check(self, request: ChatRequest, threshold: float | None) -> None:
         """Raise ApiError 400 for a request to which the tier's calibration or certificate does not apply."""
@@ -133,7 +143,7 @@ class Router:
         """Ask one tier; after the decision ``answer`` the answer has been given."""
         trace = self.trace
         trace.stated_confidence = trace.answer_probability = trace.confidence = None
-        trace.tokens_to_confidence = trace.basis = trace.prompt_tokens = None
+        trace.tokens_to_confidence = trace.basis = trace.prompt_tokens = trace.thought_tokens = None
         trace.decides = rule is not None and budget.tokens != 0
         trace.form = tier.prompt.digest(self.request, self.category)
         if budget.tokens == 0:
@@ -159,12 +169,12 @@ class Router:
     async def _state(self, tier: Tier, sample: int, limit: int) -> tuple[float | None, int]:
         """One more confidence and its tokens; the request is aborted at the closing tag."""
         asked = tier.prompt.messages(self.request, self.category), limit, tier.sampling(self.request, sample)
-        reader, seen = ConfidenceReader(tier.prompt.form.decimals), 0
+        reader, seen = tier.reader(), 0
         async with tier.backend.stream(*asked) as chunks:
             async for chunk in chunks:
                 self.trace.tokens[tier.name] += chunk.tokens
                 seen += chunk.tokens
-                reader.feed(chunk.text)
+                reader.feed(chunk.thought + chunk.text)
                 if reader.state != "reading":
                     break
         reader.finish()
@@ -197,6 +207,7 @@ class _TokenCounts:
 
     read: int = 0  # until the confidence was known, by our count
     confidence: int = 0  # of the stated confidence, if it is valid
+    thought: int = 0  # between a confidence and its answer
     others: int = 0  # of the further confidences of a mean
     by_engine: int = 0  # of the whole response, by the engine's count; 0: unknown
 
@@ -220,12 +231,15 @@ class TierAnswer:
         request, writer, self._category = router.request, router.writer, router.category
         self._request, self._trace, self._writer = request, router.trace, writer
         self._tier, self._rule, self._budget, self._others = tier, rule, budget, others
-        self._reader, self._tokens = ConfidenceReader(tier.prompt.form.decimals), _TokenCounts()
+        self._reader, self._tokens = tier.reader(), _TokenCounts()
+        self._thought = ThoughtSplitter() if tier.prompt.form.thinking else None
         # The log-probs are known after the answer, which is held back until then.
         self._by_log_prob = tier.config.confidence.source == "answer_logprob"
         self._log_probs: list[float] = []
         self._held: list[str] = []
-        client_limit = request.limit if tier.backend.config.dialect == "vllm" else None
+        self._held_thought: list[str] = []
+        ours = tier.backend.config.dialect == "vllm" or self._thought is not None  # the engine's limit covers a thought
+        client_limit = request.limit if ours else None
         self._output = OutputStream(self._hold if self._by_log_prob else writer.write, request.stops, client_limit)
         states_confidence = tier.config.states_confidence
         self.state: Literal["reading", "stated", "answering", "ended"] = "reading" if states_confidence else "answering"
@@ -236,7 +250,10 @@ class TierAnswer:
     def asked(self) -> tuple[list[Mapping[str, Any]], int | None, dict[str, Any]]:
         """Messages, token limit and parameters for the backend."""
         tier, request = self._tier, self._request
-        limit = least(request.limit, tier.pinned_sampling().get("max_tokens"))
+        clients, pinned = request.limit, tier.pinned_sampling().get("max_tokens")
+        if clients is not None and self._thought is not None:
+            clients += tier.config.max_thought_tokens
+        limit = least(clients, pinned)
         if limit is not None and tier.config.states_confidence:
             limit += tier.config.max_confidence_tokens
         sampling = tier.sampling(request) | ({"logprobs": True} if self._by_log_prob else {})
@@ -250,9 +267,9 @@ class TierAnswer:
             self._trace.prompt_tokens, self._tokens.by_engine = chunk.usage
         if self.state != "ended":
             self._log_probs += chunk.log_probs
-        text, tokens = chunk.text, chunk.tokens
+        thought, text, tokens = chunk.thought, chunk.text, chunk.tokens
         if self.state == "reading":
-            text, tokens = self._read_confidence(chunk)
+            thought, text, tokens = self._read_confidence(chunk)
         if self.state == "reading":
             return None
         if self.state == "stated":
@@ -262,27 +279,55 @@ class TierAnswer:
             self.state = "answering"
         if chunk.tool_calls:
             await self._writer.write_calls(chunk.tool_calls)
+        if self._thought is not None and self._thought.is_open:
+            thought, text, tokens = self._end_thought(self._thought, thought, text, tokens, chunk)
+        elif self._tier.config.states_confidence and self._thought is None:
+            # A reasoning parser takes the whole answer of a model that was trained without thinking for a thought.
+            thought, text = "", thought + text
+            self._tier.backend.note_thought(bool(chunk.thought))
+        if self._by_log_prob:
+            self._held_thought.append(thought)
+        else:
+            await self._writer.write_thought(thought)
         await self._output.feed(text, tokens, chunk.finish_reason)
         if self._output.finish_reason:
             self.state = "ended"
         return None
 
-    def _read_confidence(self, chunk: Chunk) -> tuple[str, int]:
-        """Read a chunk; once the confidence is stated, return the answer's text and tokens in the chunk."""
+    def _end_thought(
+        self, splitter: ThoughtSplitter, thought: str, text: str, tokens: int, chunk: Chunk
+    ) -> tuple[str, str, int]:
+        """The parts of thought and answer, and the answer's tokens, in a chunk that begins inside the thought."""
+        is_answer = splitter.has_field and not thought and bool(text)
+        thought, text = splitter.feed(thought, text)
+        if chunk.finish_reason is not None:
+            thought += splitter.finish()
+        if not splitter.is_open:
+            self._output.begin_after_confidence()
+        if is_answer:
+            self._log_probs = list(chunk.log_probs)
+            return thought, text, tokens
+        # The tokens of the chunk with the closing tag count as the thought's.
+        self._tokens.thought, self._log_probs = self._tokens.thought + tokens, []
+        return thought, text, 0
+
+    def _read_confidence(self, chunk: Chunk) -> tuple[str, str, int]:
+        """Read a chunk; once the confidence is stated, return the text behind it, by its fields, and its tokens."""
         self._tokens.read += chunk.tokens
+        thought = self._reader.feed(chunk.thought)
         text = self._reader.feed(chunk.text)
         too_long = self._tokens.read > self._tier.config.max_confidence_tokens
         if self._reader.state == "reading" and (chunk.finish_reason or too_long):
             text += self._reader.finish()
         if self._reader.state == "reading":
-            return "", 0
+            return "", "", 0
         self.state = "stated"
         if self._reader.state == "invalid":
-            return text, chunk.tokens
+            return thought, text, chunk.tokens
         # The tokens of the chunk that closes the tag count as the confidence's.
         self._tokens.confidence, self._log_probs = self._tokens.read, []
         self._output.begin_after_confidence()
-        return text, 0
+        return thought, text, 0
 
     async def _decide_on_stated(self) -> Decision | None:
         """Decide on the stated confidence; None if the answer's log-probs decide."""
@@ -302,13 +347,14 @@ class TierAnswer:
         if tokens.by_engine and not output.cut:
             # Chunks were counted so far; one may hold several tokens.
             trace.tokens[tier.name] = tokens.others + tokens.by_engine
-            output.tokens = max(0, tokens.by_engine - tokens.confidence)
+            output.tokens = max(0, tokens.by_engine - tokens.confidence - tokens.thought)
         await output.close()
         if self._by_log_prob:
             decision = await self._decide_by_log_prob()
             if decision.action != "answer":
                 return decision
         trace.answer_tokens, trace.finish_reason = output.tokens, output.finish_reason
+        trace.thought_tokens = None if self._thought is None else tokens.thought
         if output.cut or (output.finish_reason == "length" and self._request.limit is not None):
             trace.basis = None
         return Decision("answer", "answered")
@@ -324,6 +370,7 @@ class TierAnswer:
         self._trace.answer_probability = None if math.isnan(mean) else mean
         decision = self._decide(self._trace.answer_probability)
         if decision.action == "answer":
+            await self._writer.write_thought("".join(self._held_thought))
             await self._writer.write(text)
         return decision
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from coca_router.config import ServingConfig
 
 
+_THINKING_TOKENS = 16384
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
@@ -23,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--host", help="address to listen on (default: 127.0.0.1, or by CONFIG)")
     option("--port", type=at_least(0, 65535), help="port (default: 8000 with --model, else by CONFIG)")
     option("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
-    option("--max-tokens", type=at_least(1), default=1024, help="--model: longest response, in tokens (default: 1024)")
+    longest = f"--model: longest response, in tokens (default: 1024; {_THINKING_TOKENS} with thinking)"
+    option("--max-tokens", type=at_least(1), help=longest)
     option("--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
     dtype = "--model: dtype of the computation (default: that of its training, or float32)"
     option("--dtype", choices=("float32", "bfloat16"), help=dtype)
@@ -109,7 +113,8 @@ def _serve_model(arguments: argparse.Namespace) -> int:
     print(f"loading {path}", file=sys.stderr, flush=True)
     policy = load_policy(path, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
-    sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
+    longest = _THINKING_TOKENS if form is not None and form.form.thinking else 1024
+    sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens or longest}
     server = ModelServer(policy, name, **sizes, key=key, hosts=[where[0], *arguments.allow_host], form=form)
     return _serve(arguments, server, *where, f"{name}: {arguments.model}")
 

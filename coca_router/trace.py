@@ -35,6 +35,7 @@ class Trace:
     tokens: Counter[str] = field(default_factory=Counter)  # generated, by tier
     prompt_tokens: int | None = None  # at ``tier``; None where the engine does not count
     answer_tokens: int = 0
+    thought_tokens: int | None = None  # of a tier whose model thinks, known at the end
     steps: list[dict[str, Any]] = field(default_factory=list)  # a row for each tier: its confidence, and what followed
     finish_reason: str | None = None
     started: float = field(default_factory=time.monotonic)  # seconds of a monotonic clock
@@ -57,7 +58,8 @@ class Trace:
 
     def fields(self) -> dict[str, Any]:
         """The field ``coca`` of an answer."""
-        return {**{name: getattr(self, name) for name in _FIELDS}, "tiers": self.steps}
+        thought = {} if self.thought_tokens is None else {"thought_tokens": self.thought_tokens}
+        return {**{name: getattr(self, name) for name in _FIELDS}, **thought, "tiers": self.steps}
 
     def headers(self) -> dict[str, str]:
         """The response headers, as far as they are known when the answer begins."""
