@@ -36,7 +36,8 @@ class Responses(NamedTuple):
 
 def scored(method):
     table = token_text(qwen_like(), len(qwen_like()))
-    rows = [torch.tensor([*qwen_like()(text)["input_ids"], qwen_like().eos_token_id]) for text in TEXTS]
+    texts = [f"<think>\n{text} so\n</think>\n\n{text[-2:]}" for text in TEXTS] if method.thinking else TEXTS
+    rows = [torch.tensor([*qwen_like()(text)["input_ids"], qwen_like().eos_token_id]) for text in texts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     sampled = Sampled(token_ids=ids, lengths=torch.tensor(list(map(len, rows))))
     parsed = sampled.read(table, method.parser(), method.max_confidence_tokens)
@@ -94,7 +95,8 @@ def by_mindspeed_rl(responses, method):
 @pytest.mark.parametrize("bonus", [0.0, 0.05])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("separate", [True, False])
-def test_the_same_responses_have_the_same_advantages(monkeypatch, bonus, scale, separate):
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_same_responses_have_the_same_advantages(monkeypatch, bonus, scale, separate, thinking):
     without_ray(monkeypatch)
     method = method_settings(
         entropy_bonus=bonus,
@@ -102,7 +104,9 @@ def test_the_same_responses_have_the_same_advantages(monkeypatch, bonus, scale, 
         separate_format=separate,
         advantage_eps=0.05,
         confidence_decimals=2,
+        thinking=thinking,
     )
+    assert int(scored(method).scored.stated.isnan().sum()) == 1
     expected = by_local_engine(scored(method), method)
     plain = by_local_engine(scored(method), replace(method, entropy_bonus=0.0))
     assert torch.equal(expected, plain) == (bonus == 0)
