@@ -274,3 +274,36 @@ def test_every_package_has_a_docstring():
     others = {Path(package.__file__) for package in (coca_router, coca_sandbox)}
     for init in sorted({path.parent / "__init__.py" for path in PACKAGE.rglob("*.py")} | others):
         assert ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))), init
+
+
+def vague_names(tree: ast.AST) -> Iterator[str]:
+    """``line name`` of a vague name that is more than a word between a few lines (see CONTRIBUTING.md)."""
+    for node in ast.walk(tree):
+        named = {
+            ast.arg: lambda node: node.arg,
+            ast.Attribute: lambda node: node.attr,
+            ast.AnnAssign: lambda node: getattr(node.target, "id", None),
+            ast.Return: lambda node: getattr(node.value, "id", None),
+        }.get(type(node), lambda node: None)(node)
+        if named in VAGUE:
+            yield f"{node.lineno} {named}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines: dict[str, list[int]] = {}
+            for name in ast.walk(node):
+                if isinstance(name, ast.Name) and name.id in VAGUE:
+                    lines.setdefault(name.id, []).append(name.lineno)
+            yield from (f"{node.lineno} {name}" for name, at in lines.items() if max(at) - min(at) > VAGUE_LINES)
+
+
+VAGUE, VAGUE_LINES = {"found", "each", "own", "known"}, 10
+
+
+def test_vague_names_live_for_a_few_lines_only():
+    for code, vague in (("def f(found): pass", 1), ("x.own", 1), ("found: int", 1), ("def f():\n  return each", 1)):
+        assert len(list(vague_names(ast.parse(code)))) == vague
+    long = "def f():\n" + "".join(f"  {'known' if line in (0, 11) else 'other'}({line})\n" for line in range(12))
+    assert list(vague_names(ast.parse(long))) == ["1 known"]
+    folders = (PACKAGE, Path(coca_router.__file__).parent, Path(coca_sandbox.__file__).parent)
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    named = [f"{file.name}:{name}" for file in files for name in vague_names(ast.parse(file.read_text("utf-8")))]
+    assert named == []

@@ -304,18 +304,18 @@ class CocaTrainer(GRPOTrainer):
         self._log_columns(credited)
         advantages = credited.token_advantages[rows_of_process(len(ids), self.accelerator.process_index)].to(ids.device)
         output["advantages"] = pad(advantages, (0, ids.shape[1] - advantages.shape[1]))
-        found = values(rollout_metrics(credited))
+        logged = values(rollout_metrics(credited))
         flags = torch.cat(gather_object([self._cut_off]))
-        found["response/cut_off_share"] = float(flags.double().mean())
+        logged["response/cut_off_share"] = float(flags.double().mean())
         if not self.model.training:
             self._held_out = self._held_out_metrics(scored)
             self._metrics["eval"] |= {name: [value] for name, value in self._held_out.items()}
         else:
-            found |= self._sight_metrics(scored)
-        for name, value in found.items():
+            logged |= self._sight_metrics(scored)
+        for name, value in logged.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
         if self.model.training:
-            warning = self._health.after_step(self.state.global_step + 1, found | self._held_out)
+            warning = self._health.after_step(self.state.global_step + 1, logged | self._held_out)
             self._held_out = {}
             if warning and self.args.process_index == 0:
                 logger.warning(warning)

@@ -58,17 +58,17 @@ def examine_machine(
     """
     checkout, found_release = _mindspeed_rl(machine)
     stack = stack_of(release or found_release or "2.3.0")
-    found = [
+    findings = [
         checkout,
         *_sources(machine, stack),
         *ray_variables(machine, several=run is not None and run.hardware.nodes > 1),
     ]
     if run is None or run.hardware.platform == "npu":
-        found = [*_software(machine, stack), *found, *_hardware(machine, run)]
+        findings = [*_software(machine, stack), *findings, *_hardware(machine, run)]
     if run is None:
-        return found
-    found += _run(machine, run, output or Path("runs"), plan)
-    return [Finding(ok, renamed(problem)) for ok, problem in found] if isinstance(run, NativeRun) else found
+        return findings
+    findings += _run(machine, run, output or Path("runs"), plan)
+    return [Finding(ok, renamed(problem)) for ok, problem in findings] if isinstance(run, NativeRun) else findings
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:

@@ -159,17 +159,17 @@ def applied_patch(manifest: Manifest, root: Path) -> str | None:
 def patch_lines(manifest: Manifest, root: Path) -> dict[Path, list[str]]:
     """The lines of patches, of any version, in the Python files of the packages that ``manifest`` hooks."""
     packages = sorted({hook.target.partition(":")[0].partition(".")[0] for hook in manifest.hooks})
-    found = {}
+    patched = {}
     for path in (path for package in packages for path in sorted((root / package).rglob("*.py"))):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         if ours := [line for line in lines if _MARK.match(line) or _ACTS.search(line)]:
-            found[path] = ours
-    return found
+            patched[path] = ours
+    return patched
 
 
-def patch_version(found: dict[Path, list[str]]) -> str:
+def patch_version(patched: dict[Path, list[str]]) -> str:
     """The versions of this project that the lines found by :func:`patch_lines` name."""
-    marks = (_MARK.match(line) for lines in found.values() for line in lines)
+    marks = (_MARK.match(line) for lines in patched.values() for line in lines)
     return ", ".join(sorted({mark[1] or "(none named)" for mark in marks if mark})) or "(none named)"
 
 

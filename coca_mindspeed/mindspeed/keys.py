@@ -207,9 +207,9 @@ def set_twice(run: RunConfig) -> Iterator[Problem]:
                 yield _twice(place, found, "absent", source)
 
 
-def _twice(key: str, found: Any, wanted: str, source: str) -> Problem:
+def _twice(key: str, value: Any, wanted: str, source: str) -> Problem:
     expected = f"must be {wanted}, set by {source}"
-    return Problem("set-twice", f"mindspeed_rl.{key}", found, expected, f"set {source} instead")
+    return Problem("set-twice", f"mindspeed_rl.{key}", value, expected, f"set {source} instead")
 
 
 def identity_keys() -> set[str]:

@@ -40,26 +40,26 @@ def compare_model(directory: str | None, values: Mapping[str, Any]) -> Compariso
     return _compare(found if isinstance(found, dict) else {}, underscored(values))
 
 
-def _compare(found: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
+def _compare(contents: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
     actor = {key: value for key, value in actor_values(values).items() if value is not None}
-    kind = found.get("model_type")
+    kind = contents.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         expected = f"must be {', '.join(FAMILIES)}, which MindSpeed-RL loads into vLLM"
         return Comparison([_problem("model_type", kind, expected)], [])
     family = FAMILIES[kind]
-    config = {**family["defaults"], **found}
+    config = {**family["defaults"], **contents}
     generate = value_of(values, "generate_config") or {}
     longest = generate.get("max_model_len") or 2048  # MindSpeed-RL's default
     problems = [
         *_family(kind, config, actor, custom_code=bool(generate.get("trust_remote_code"))),
         *_shapes(config, actor),
-        *_rope(found, config, actor),
+        *_rope(contents, config, actor),
         *_attention(kind, config, longest),
-        *_others(found),
+        *_others(contents),
     ]
     compared = {*family["defaults"], *_NEUTRAL, *_LENGTHS, *_ALIASES, "model_type", "dtype", "torch_dtype"}
     compared |= {"rope_parameters", "sliding_window", "use_sliding_window", "layer_types"}
-    unread = sorted(found.keys() - compared - {*_DATA["harmless"]})
+    unread = sorted(contents.keys() - compared - {*_DATA["harmless"]})
     unread = [key for key in unread if not key.startswith(_OF_TOOLS)]
     notes = [f"config.json: no effect on {family['class']}: {', '.join(unread)}"] if unread else []
     if not any(_windows(kind, config, longest)) and any(_windows(kind, {**config, "max_window_layers": 0}, longest)):
@@ -134,7 +134,7 @@ def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Pro
             yield _problem(key, config.get(key), f"must be {show_value(value)}: {source}")
 
 
-def _rope(found: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
+def _rope(contents: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
     """Scaling of the rotary frequencies; and whether transformers 4, which MindSpeed-RL needs, reads what 5 wrote."""
     scaling, kind, built = _scaling(config["rope_scaling"]), actor.get("rope_scaling_type"), None
     if kind is not None:
@@ -146,7 +146,7 @@ def _rope(found: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[st
     elif scaling != built:
         fix = f"set {ours} to the model's; model=llama31_8b has that of Llama 3.1"
         yield _problem("rope_scaling", config["rope_scaling"], f"must be {built or 'null'}, as {ours}", fix)
-    if isinstance(rope := found.get("rope_parameters"), dict):
+    if isinstance(rope := contents.get("rope_parameters"), dict):
         inner = {key: value for key, value in rope.items() if key != "rope_theta"}
         if rope.get("rope_theta", config["rope_theta"]) != config["rope_theta"] or _scaling(inner) != scaling:
             reason = "must agree with rope_theta and rope_scaling beside it: transformers 4 reads these alone"
@@ -187,12 +187,12 @@ def _attention(kind: str, config: Mapping[str, Any], longest: int) -> Iterator[P
             yield _problem(key, value, f"must be at least generate_config.max_model_len={longest} for vLLM")
 
 
-def _others(found: Mapping[str, Any]) -> Iterator[Problem]:
+def _others(contents: Mapping[str, Any]) -> Iterator[Problem]:
     for key, neutral in _NEUTRAL.items():
-        if key in found and found[key] not in neutral:
+        if key in contents and contents[key] not in neutral:
             yield _problem(
-                key, found[key], f"must be {show_value(neutral[-1])} or absent: Megatron has nothing like it"
+                key, contents[key], f"must be {show_value(neutral[-1])} or absent: Megatron has nothing like it"
             )
     for key in ("torch_dtype", "dtype"):
-        if found.get(key) not in _DTYPES:
-            yield _problem(key, found[key], "must be float32, float16 or bfloat16")
+        if contents.get(key) not in _DTYPES:
+            yield _problem(key, contents[key], "must be float32, float16 or bfloat16")

@@ -87,8 +87,8 @@ class UpstreamKeys:
 
 def shipped_keys(release: str | None = None) -> UpstreamKeys:
     """Keys of a release, by default of all releases; a key whose type differs between releases has any type."""
-    known: dict[str, dict[str, dict[str, str]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    releases = known if release is None else {release: known[release]}
+    shipped: dict[str, dict[str, dict[str, str]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    releases = shipped if release is None else {release: shipped[release]}
     sections: dict[str, dict[str, str]] = {}
     for keys in releases.values():
         for section in (*CLASSES, *NESTED):

@@ -157,19 +157,19 @@ def ending_by_signals() -> Iterator[None]:
 
     def end(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        for each in _ENDING:
-            signal.signal(each, signal.SIG_IGN)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    heeded = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
-    previous = {each: signal.signal(each, end) for each in heeded}
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, end) for number in heeded}
     try:
         yield
     finally:
         if received:
             raise SystemExit(128 + received[0]) from None
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def open_log(directory: Path, rank: int) -> None:

@@ -92,8 +92,8 @@ class Finding(NamedTuple):
     problem: Problem
 
 
-def item(code: str, key: str, found: Any, ok: object, wanted: str, fix: str) -> Finding:
-    return Finding(bool(ok), Problem(code, key, found, f"wanted {wanted}", "" if ok else fix))
+def item(code: str, key: str, value: Any, ok: object, wanted: str, fix: str) -> Finding:
+    return Finding(bool(ok), Problem(code, key, value, f"wanted {wanted}", "" if ok else fix))
 
 
 def ray_variables(machine: Machine, *, several: bool) -> Iterator[Finding]:
@@ -165,26 +165,26 @@ def driver_and_cann(
 
 def network(machine: Machine, *, several: bool) -> Iterator[Finding]:
     """The interfaces by which HCCL and Gloo find the other nodes; CANN lets ``HCCL_IF_IP`` win over a name."""
-    environment, known = machine.environment, machine.interfaces
+    environment, interfaces = machine.environment, machine.interfaces
     where = "of this machine that reaches the other nodes" if several else "of this machine"
-    fix = f"export {{}}=one of {', '.join(name for name in known if name != _LOOPBACK)}"
+    fix = f"export {{}}=one of {', '.join(name for name in interfaces if name != _LOOPBACK)}"
     if address := environment.get("HCCL_IF_IP"):
         ok = machine.owns_address(address) and not (several and means_this_machine(address))
         yield item("network", "HCCL_IF_IP", address, ok, f"an address {where}", "correct or unset HCCL_IF_IP")
     else:
         variable = "HCCL_SOCKET_IFNAME"
         value = environment.get(variable)
-        found = hccl_interfaces(value or "", known)
+        found = hccl_interfaces(value or "", interfaces)
         ok = any(name != _LOOPBACK or not several for name in found) if value else not several
         yield item("network", variable, value, ok, f"an interface {where}", fix.format(variable))
     variable = "GLOO_SOCKET_IFNAME"
     value = environment.get(variable)
     found = (value or "").split(",")  # Gloo opens a device on each
-    ok = {*found} <= {*known} and not (several and _LOOPBACK in found) if value else not several
+    ok = {*found} <= {*interfaces} and not (several and _LOOPBACK in found) if value else not several
     yield item("network", variable, value, ok, f"an interface {where}", fix.format(variable))
 
 
-def hccl_interfaces(pattern: str, known: Sequence[str]) -> list[str]:
+def hccl_interfaces(pattern: str, names: Sequence[str]) -> list[str]:
     """The interfaces that a value of ``HCCL_SOCKET_IFNAME`` names.
 
     ``eth,enp`` names those that begin so, ``=eth0,eth1`` exactly those; ``^eth`` and ``^=eth0`` name all others.
@@ -193,7 +193,7 @@ def hccl_interfaces(pattern: str, known: Sequence[str]) -> list[str]:
     listed = pattern.removeprefix("^").removeprefix("=").split(",")
     if not all(listed):
         return []
-    return [name for name in known if (name in listed if exactly else name.startswith(tuple(listed))) != others]
+    return [name for name in names if (name in listed if exactly else name.startswith(tuple(listed))) != others]
 
 
 def npus(machine: Machine, wanted: int | None, setting: str = "hardware=") -> Finding:

@@ -79,18 +79,18 @@ class ChatClient:
         reply = self._client.chat.completions.with_raw_response.create(**request)
         limit = min(self._seconds, deadline - time.monotonic())
         try:
-            found = await asyncio.wait_for(reply, limit)
+            raw = await asyncio.wait_for(reply, limit)
         except self._errors as error:
             raise _described(error) from error
         except asyncio.TimeoutError as error:
             raise ChatError(f"no whole reply in {limit:.3g} s") from error
         try:
-            completion = _completion(json.loads(found.content))
+            completion = _completion(json.loads(raw.content))
             self.thoughts += bool(completion.thought)
             return completion
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            problem = f"expected a chat completion, found {found.content[:80]!r} ({error!s:.80})"
-            raise ChatError(problem, headers=found.headers) from None
+            problem = f"expected a chat completion, found {raw.content[:80]!r} ({error!s:.80})"
+            raise ChatError(problem, headers=raw.headers) from None
 
     async def models(self) -> list[str] | None:
         """The server's models; None if it lists none.  Raises ChatError if it cannot be reached or refuses the key."""

@@ -212,8 +212,8 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     named = {"eval": list(predictions)} if predictions else {}
     if len(datasets) > 1:
         named |= {f"eval/{name}": [row for row in predictions if row.dataset == name] for name in datasets}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for prefix, rows in named.items():
-        found |= {f"{prefix}/{name}": value for name, value in held_out_metrics(rows).items()}
+        metrics |= {f"{prefix}/{name}": value for name, value in held_out_metrics(rows).items()}
     gap = values(held_out_gap(predictions)) if predictions else {}
-    return found | {name: value for name, value in gap.items() if math.isfinite(value)}
+    return metrics | {name: value for name, value in gap.items() if math.isfinite(value)}

@@ -76,9 +76,9 @@ def divide_segment_sums(metrics: MutableMapping[str, Any]) -> dict[str, float]:
     for name in [name for name in metrics if _PREFIX in name]:  # verl adds a prefix
         key = name.partition(_PREFIX)[2]
         sums[key] = sums.get(key, 0.0) + float(metrics.pop(name))
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for key, total in sums.items():
         segment, _, name = key.partition("/")
         if name != "tokens" and (tokens := sums[f"{segment}/tokens"]):
-            found[key] = total / tokens
-    return found
+            means[key] = total / tokens
+    return means

@@ -147,16 +147,16 @@ def added_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def _unknown(
-    values: Mapping[str, Any], known: Mapping[str, Any], under: str, added: Sequence[str]
+    values: Mapping[str, Any], defaults: Mapping[str, Any], under: str, added: Sequence[str]
 ) -> Iterator[tuple[str, Any, str | None]]:
     """Unknown keys with their values, and the dataclass of their section if it has one."""
     target = values.get(_TARGET)
     for name, value in values.items():
         key = f"{under}{name}"
-        if name in known:
+        if name in defaults:
             # An empty section and the overrides of another configuration take any key.
-            if isinstance(value, Mapping) and isinstance(known[name], Mapping) and "override_" not in name:
-                yield from _unknown(value, known[name], f"{key}.", added) if known[name] else ()
+            if isinstance(value, Mapping) and isinstance(defaults[name], Mapping) and "override_" not in name:
+                yield from _unknown(value, defaults[name], f"{key}.", added) if defaults[name] else ()
         elif isinstance(target, str):
             if name not in _fields(target):
                 yield key, value, target.rpartition(".")[2]
@@ -182,8 +182,8 @@ def nearest_key(key: str, values: Mapping[str, Any]) -> str:
         section = section.rpartition(".")[0]
     inside = value_of(values, section) if section else {}
     for part, under in ((inside, f"{section}."), (values, "")):
-        if found := did_you_mean(name, (each for each in _leaves(part, under) if each != key)):
-            return found
+        if near := did_you_mean(name, (each for each in _leaves(part, under) if each != key)):
+            return near
     return ""
 
 

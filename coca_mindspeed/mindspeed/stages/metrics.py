@@ -43,10 +43,10 @@ def divide_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def as_ratios(metrics: Mapping[str, WeightedMean]) -> dict[str, float]:
     """Means as ratios, so that several batches give the mean over all of their entries."""
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for name, mean in metrics.items():
-        found |= ratio(name, mean.value * mean.weight if mean.weight else 0.0, mean.weight)
-    return found
+        ratios |= ratio(name, mean.value * mean.weight if mean.weight else 0.0, mean.weight)
+    return ratios
 
 
 class SampleWriter:

@@ -133,27 +133,27 @@ def worker_variables(
         variables = (read_yaml(path) or {}).get("env_vars", {})
     except (OSError, YamlError) as error:
         raise ConfigError(f"rl_config.runtime_env_path: {path} cannot be read: {error}") from error
-    found = {key: (str(value), path.name) for key, value in variables.items()}
+    assigned = {key: (str(value), path.name) for key, value in variables.items()}
     if generate.get("enable_expert_parallel"):
-        found["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size")), "infer_expert_parallel_size"
+        assigned["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size")), "infer_expert_parallel_size"
     if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
-        found["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
+        assigned["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
     sampling = generate.get("sampling_config") or {}
     top_k = int(sampling.get("top_k", 50))  # MindSpeed-RL's default
     if top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
         uncut = manifest_of(process.release).uncut_sampling_environment
-        found |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
+        assigned |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
     required = [WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [WEIGHT_FORMAT, _TASK_QUEUE]
     wrong = []
     for code, key, value, because in required:
-        found[key] = value, because
+        assigned[key] = value, because
         if (given := environment.get(key, value)) != value:
             wrong.append(Problem(code, key, given, f"must be {value}: {because}", f"unset {key}; the run sets it"))
     raise_problems(wrong)
-    for key, (value, source) in found.items():
+    for key, (value, source) in assigned.items():
         if environment.get(key, value) != value:
-            found[key] = environment[key], f"exported; {value} by {source}"
-    return found
+            assigned[key] = environment[key], f"exported; {value} by {source}"
+    return assigned
 
 
 def runtime_environment(

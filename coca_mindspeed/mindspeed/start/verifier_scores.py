@@ -19,7 +19,7 @@ def score_answers(question: Path, result: Path) -> None:
     error; the name of an error of the import is "".
     """
     asked = json.loads(question.read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     try:
         # Imported before the path changes: the checkouts have a package ``tests`` of their own.
         if asked["shim"]:
@@ -27,17 +27,17 @@ def score_answers(question: Path, result: Path) -> None:
         sys.path[:0] = asked["paths"]
         verifier = importlib.import_module(MODULE).verifier
     except Exception as error:  # noqa: BLE001  it is told to the parent
-        found[""] = f"{type(error).__name__}: {error}"
+        by_name[""] = f"{type(error).__name__}: {error}"
     else:
         labels = {"labels": [asked["gold"]] * len(asked["answers"])}
         for name in asked["names"]:
             config = SimpleNamespace(verifier_function=[name], verifier_weight=[1.0])
             try:
                 tries = [verifier(asked["answers"], labels, config)[0] for _ in range(_ATTEMPTS)]
-                found[name] = [max(map(float, scores)) for scores in zip(*tries, strict=True)]
+                by_name[name] = [max(map(float, scores)) for scores in zip(*tries, strict=True)]
             except Exception as error:  # noqa: BLE001
-                found[name] = f"{type(error).__name__}: {error}"
-    result.write_text(json.dumps(found), encoding="utf-8")
+                by_name[name] = f"{type(error).__name__}: {error}"
+    result.write_text(json.dumps(by_name), encoding="utf-8")
 
 
 if __name__ == "__main__":
