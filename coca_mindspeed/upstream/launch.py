@@ -157,8 +157,8 @@ def ending_by_signals() -> Iterator[None]:
 
     def end(number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_IGN)
+        for other in _ENDING:
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
