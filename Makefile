@@ -141,8 +141,8 @@ $(VLLM_VENV)/.installed: requirements/vllm.txt
 runs/demo/model/config.json: | $(STAMP)
 	$(MAKE) demo
 
-test-router: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
-	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/router
+test-router: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the page in chromium, and the proxy before vLLM's CPU build, in an environment of its own
+	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/router tests/router/test_page.py
 
 # verl needs transformers 5 and Ray.
 VERL_VENV ?= .venv-verl

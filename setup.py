@@ -32,7 +32,7 @@ setup(
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
         "coca_mindspeed": ["py.typed", "**/*.json", "**/*.yaml", "**/*.j2"],
-        "coca_router": ["py.typed"],
+        "coca_router": ["py.typed", "page.html"],
         "coca_sandbox": ["py.typed"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml", "*.patch"],

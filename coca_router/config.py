@@ -44,6 +44,7 @@ class ListenConfig(Section):
     admin_key_env: str | None = Field(None, description="with the key for labels; null: api_key_env")
     hosts: list[str] = Field([], description="names in Host besides IP addresses and localhost, where no key is set")
     origins: list[Origin] = Field([], description="web pages (scheme://host:port) whose scripts may ask")
+    page: bool = Field(True, description="answer / with a page that asks and shows confidence, tier and answer")
 
 
 #: The value by which the field ``reasoning_effort`` of ``request`` is the client's.

@@ -1,6 +1,8 @@
 """HTTP of both servers: limits, access, request bodies, clients that leave, shutdown, answers and errors."""
 
 import asyncio
+import base64
+import hashlib
 import hmac
 import ipaddress
 import math
@@ -8,6 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +18,7 @@ import uvicorn
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -135,6 +138,7 @@ class Access:
     admin_key: str | None = None
     hosts: Sequence[str] = ()
     origins: Sequence[str] = ()
+    own_page: bool = False  # whether :func:`page` is served, whose scripts may ask
 
     def check(self, request: Request, *, admin: bool = False) -> None:
         """Raise ApiError 401 or 403, or 415 for a body that is not declared as JSON."""
@@ -146,11 +150,33 @@ class Access:
         if key is None and not (_is_address(host) or {host, host.rpartition(":")[0]} & set(self.hosts)):
             message = f"host {host!r} is not served without a key; see listen.hosts, --allow-host"
             raise ApiError(403, message, code="forbidden_host")
-        if key is None and origin is not None and origin not in self.origins:
+        is_own = self.own_page and origin is not None and origin.partition("://")[2] == host
+        if key is None and origin is not None and origin not in self.origins and not is_own:
             raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
+
+
+_PAGE = Path(__file__).with_name("page.html").read_bytes()
+
+
+def _policy(html: bytes) -> str:
+    """Only the page's own script runs, and it reaches nothing but this server."""
+    script = html.partition(b"<script>")[2].partition(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+_PAGE_HEADERS = {"content-security-policy": _policy(_PAGE), "x-content-type-options": "nosniff"}
+
+
+async def page(request: Request) -> Response:
+    """A page that asks this server; it holds nothing that needs a key."""
+    return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
 
 
 def for_browsers(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -60,7 +60,7 @@ class Proxy:
             return variable and environment[variable]
 
         keys = key_of("listen.api_key_env", listen.api_key_env), key_of("listen.admin_key_env", listen.admin_key_env)
-        self._access = server.Access(*keys, [listen.host, *listen.hosts], listen.origins)
+        self._access = server.Access(*keys, [listen.host, *listen.hosts], listen.origins, own_page=listen.page)
         self._backends = {
             name: Backend(name, backend, key_of(f"backends.{name}.api_key_env", backend.api_key_env))
             for name, backend in config.backends.items()
@@ -86,6 +86,7 @@ class Proxy:
                 Route("/v1/coca/labels", self._labels, methods=["POST"]),
                 Route("/health", self._health, methods=["GET"]),
                 Route("/ready", self._ready, methods=["GET"]),
+                *([Route("/", server.page, methods=["GET"])] if self.config.listen.page else []),
             ],
             lifespan=self._lifespan,
             exception_handlers=server.error_handlers(),
