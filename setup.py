@@ -47,7 +47,7 @@ setup(
         "numpy>=1.26.4,<3",
         "scipy>=1.11.4,<2",
         "hydra-core>=1.3.2,<1.4",
-        "omegaconf>=2.3,<2.4",
+        "omegaconf>=2.3,<2.4",  # Hydra 1.3.8's own bound; with 2.4.0 the tests of configurations pass
         "antlr4-python3-runtime==4.9.3",  # the release that Hydra and OmegaConf need
         "pydantic>=2.7,<3",
         "pyyaml>=6.0.1,<7",

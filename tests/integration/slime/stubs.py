@@ -72,9 +72,9 @@ def install(home):
     ray.put, ray.get = (lambda value, **_: value), (lambda value, **_: copy.deepcopy(value))
     ray.remote = lambda *given, **_: given[0] if given else lambda actor: actor
     import megatron.core
-    from megatron.core.fusions import fused_cross_entropy
 
-    fused_cross_entropy.fused_vocab_parallel_cross_entropy = _cross_entropy
+    fused = importlib.import_module("megatron.core.fusions.fused_cross_entropy")
+    fused.fused_vocab_parallel_cross_entropy = _cross_entropy
     megatron.core.mpu = sys.modules["megatron.core.mpu"] = mpu = _Module("megatron.core.mpu")
     mpu.get_context_parallel_world_size = lambda: PARALLEL.cp
     mpu.get_context_parallel_rank = lambda: PARALLEL.cp_rank
