@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration to FILE")
     parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
-    metrics = "metrics.jsonl of an earlier run on NPUs: estimate time by its lengths and its rate"
+    metrics = "metrics.jsonl of an earlier run on NPUs or on verl: estimate time by its rate"
     parser.add_argument("--metrics", type=Path, metavar="FILE", help=metrics)
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
@@ -54,14 +54,14 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
             plan, begun = _check_cluster(composed, arguments)
         options = ["--output", str(arguments.output)] if arguments.output else []
         return _launch_command(composed, arguments.overrides, [*options, *["--resume"] * begun]), plan.missing
-    for option in ("write", "metrics", *(["output"] if file else [])):
+    for option in ("write", "output" if file else "metrics"):
         if getattr(arguments, option):
-            raise UsageError(f"--{option}: is for runs on MindSpeed-RL, unlike {name}")
+            raise UsageError(f"--{option}: does not apply to {name}")
     if composed is None:
         from coca_mindspeed.verl.plan import make_plan
 
         assert file is not None
-        verl_plan = make_plan(file, arguments.overrides)
+        verl_plan = make_plan(file, arguments.overrides, arguments.metrics)
         show_plan(verl_plan, quiet=quiet)
         return shlex.join(["bash", "launch/verl.sh", name, *arguments.overrides]), verl_plan.missing
     _check_local(composed, quiet)

@@ -4,7 +4,9 @@ verl must be installed for it.
 """
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
@@ -14,11 +16,30 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
-from coca_mindspeed.config.plan import Plan, QuestionCounts, Row, file_rows, form_notes, question_rows, short_thoughts
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems, show_value
-from coca_mindspeed.utils.json_files import read_json_lines
+from coca_mindspeed.config.plan import (
+    Phase,
+    Plan,
+    QuestionCounts,
+    Row,
+    file_rows,
+    form_notes,
+    question_rows,
+    short_thoughts,
+)
+from coca_mindspeed.errors import ConfigError, DataError, Problem, UsageError, raise_problems, show_value
+from coca_mindspeed.utils.json_files import read_json_lines, read_steps
 from coca_mindspeed.verl.checkpoints import check_length
 from coca_mindspeed.verl.checks import checked_record, verl_problems
+from coca_mindspeed.verl.memory import (
+    Shapes,
+    cached_sequences,
+    checkpoint_gib,
+    estimated,
+    host_gib,
+    memory_warnings,
+    phases,
+    read_shapes,
+)
 from coca_mindspeed.verl.requirements import (
     ACTOR,
     MEGATRON,
@@ -72,8 +93,10 @@ def _compose(file: Path, overrides: Sequence[str], *, resolve: bool = True) -> d
     return {str(key): value for key, value in values.items()}
 
 
-def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
+def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None) -> Plan:
     """Plan the run of a YAML file on verl, with Hydra's overrides; a run with problems has no rows.
+
+    ``metrics`` is ``metrics.jsonl`` of an earlier run of the same sizes, for the time.
 
     Raises as :func:`verl_configuration`, and ConfigError for a section ``coca`` that cannot be used.
     """
@@ -101,10 +124,52 @@ def make_plan(file: Path, overrides: Sequence[str]) -> Plan:
     notes = (*form_notes(run.settings.method, "coca.method=coca_stable"), *changed)
     key = "data.max_response_length"
     short = short_thoughts(run.settings.method, key, run.value(key))
-    warnings = (*_warnings(run, steps), *short, *(counts.warnings(*files) if counts else ()))
+    warnings = [*_warnings(run, steps), *short, *(counts.warnings(*files) if counts else ())]
+    shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
+    memory: tuple[Phase, ...] = ()
+    if shapes is not None:
+        npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
+        training, rollout = memory = phases(run, shapes, npu=npu)
+        warnings += memory_warnings(run, shapes, (training, rollout))
     asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
-    rows = (*_rows(run), *_length_rows(run, steps, asked), *question_rows(counts))
-    return Plan(title, rows, notes=notes, warnings=warnings)
+    sizes = (*_size_rows(run, shapes, memory), ("time", _time(run, steps, metrics)))
+    rows = (*_rows(run), *_length_rows(run, steps, asked), *sizes, *question_rows(counts))
+    return Plan(title, rows, memory, notes, warnings=tuple(warnings))
+
+
+def _size_rows(run: VerlRun, shapes: Shapes | None, memory: tuple[Phase, ...]) -> Iterator[Row]:
+    """Model, KV cache, host memory and disk; all are estimates."""
+    if shapes is None:
+        reason = "of FSDP without LoRA alone" if not estimated(run) else "needs config.json of a Llama, Mistral or Qwen"
+        yield "memory", f"not estimated: {reason}"
+        return
+    yield "model", f"{shapes.parameters / 1e9:.2f} billion parameters, {shapes.layers} layers"
+    held = cached_sequences(run, shapes, memory[-1])
+    yield "KV cache", f"{held:.0f} sequences of {run.longest} tokens in each engine, estimated"
+    yield "host memory", f"{host_gib(run, shapes):.0f} GiB of a node for offloaded state, estimated"
+    one, kept = checkpoint_gib(run, shapes), run.value("trainer.max_actor_ckpt_to_keep")
+    if run.value("trainer.save_freq") > 0:
+        most = f"at most {(kept + 1) * one:.0f} GiB at once" if kept else "all are kept"
+        yield "disk", f"{one:.0f} GiB a checkpoint, {most}, estimated"
+
+
+def _time(run: VerlRun, steps: int | None, metrics: Path | None) -> str:
+    """The time of a run by the steps and validations of an earlier one; raises DataError for a file without them."""
+    if metrics is None:
+        return "unknown: --metrics names metrics.jsonl of a --trial"
+    rows = [row["data"] for row in read_steps(metrics)]
+    seconds = [row["timing_s/step"] for row in rows if "timing_s/step" in row]
+    if not seconds:
+        raise DataError(f"{metrics}: has no timing_s/step of verl's")
+    step = median(seconds)
+    tests = [row["timing_s/testing"] for row in rows if "timing_s/testing" in row]
+    shown = f"{step:.0f} s a step, without validations, estimated by {len(seconds)} steps of {metrics}"
+    if steps is None:
+        return shown
+    number = run.validations(steps)
+    hours = (steps * step + (number * median(tests) if tests else 0)) / 3600
+    with_tests = f"with {number} validations" if tests else f"without {number} validations"
+    return f"{hours:.1f} hours {with_tests}; {shown}"
 
 
 def _questions(run: VerlRun, key: str) -> list[str] | None:
@@ -162,10 +227,9 @@ def _length_rows(run: VerlRun, steps: int | None, held_out: int | None) -> Itera
     tests, saves = run.value("trainer.test_freq"), run.value("trainer.save_freq")
     times = [f"every {tests} steps, at the end"] if tests > 0 else []
     times += ["before the first step"] if run.value("trainer.val_before_train") else []
-    number = 0 if tests <= 0 or steps is None else -(-steps // tests)
     asked = ""
     if held_out and steps is not None:
-        responses = held_out * (number + bool(run.value("trainer.val_before_train")))
+        responses = held_out * run.validations(steps)
         share = responses / max(1, steps * run.step_prompts * run.group)
         asked = f": {responses:,} responses in all, {share:.2g} of the training's"
     yield "validation", f"{', '.join(times)}{asked}" if times else "none: nothing shows what holds on new questions"

@@ -122,6 +122,11 @@ class VerlRun(View):
         """Updates of the weights in a step."""
         return self.step_prompts // self.mini_batch * int(self.value(f"{ACTOR}.ppo_epochs"))
 
+    def validations(self, steps: int) -> int:
+        """Validations of a run: every ``trainer.test_freq`` of its ``steps``, at the end, and before the first."""
+        tests = int(self.value("trainer.test_freq"))
+        return (-(-steps // tests) if tests > 0 else 0) + bool(self.value("trainer.val_before_train"))
+
     def rank_rows(self, prompts: int) -> int:
         """A rank's responses to this many questions."""
         return prompts * self.group // self.ranks
