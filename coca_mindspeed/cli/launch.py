@@ -18,8 +18,9 @@ Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) 
 
 exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 128 and the number of a signal
 
-environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; MINDSPEED_RL_HOME, MEGATRON_HOME,
-MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking coca-mindspeed doctor
+environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; RAY_ADDRESS: a cluster to join;
+MINDSPEED_RL_HOME, MEGATRON_HOME, MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking
+coca-mindspeed doctor
 """
 
 

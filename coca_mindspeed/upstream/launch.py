@@ -236,9 +236,15 @@ def run_child(command: Sequence[str], *, dry_run: bool = False, **options: objec
     return code if code >= 0 else 128 - code
 
 
+def named_cluster() -> str | None:
+    """The address in ``RAY_ADDRESS`` of a Ray cluster that is to be joined; None if a run starts its own."""
+    address = os.environ.get("RAY_ADDRESS")
+    return None if address in (None, "", "local") else address
+
+
 def require_free_port(nodes: Nodes) -> None:
     """Raise ConfigError if the head's port is taken: another Ray would be joined."""
-    if _head_is_there(nodes):
+    if named_cluster() is None and _head_is_there(nodes):
         problem = Problem("port", "RAY_PORT", nodes.port, f"is taken at {nodes.address}, by another Ray perhaps")
         problem = problem._replace(fix="set RAY_PORT to a free port on every node")
         raise ConfigError(str(problem), [problem])
@@ -248,19 +254,27 @@ def require_free_port(nodes: Nodes) -> None:
 def ray_head(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], int | None]]:
     """Start Ray's head on this node, and end it at the end; ``RAY_ADDRESS`` is its address.
 
-    Gives a function that returns the head's exit code, None while it runs.
+    A cluster that ``RAY_ADDRESS`` names already is joined instead, and goes on.  Gives a function that returns the
+    head's exit code, None while it runs.
     """
     set_ray_defaults()
+    if (address := named_cluster()) is not None:
+        show("join", address)
+        yield lambda: None
+        return
     command = _ray_start(nodes, "--head", f"--port={nodes.port}", f"--node-ip-address={nodes.address}")
     command += ["--include-dashboard=false", *options]
     show(*command)
     os.environ["RAY_ADDRESS"] = nodes.head
-    if dry_run:
-        yield lambda: None
-        return
-    say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
-    with child(command) as head:
-        yield head.poll
+    try:
+        if dry_run:
+            yield lambda: None
+            return
+        say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
+        with child(command) as head:
+            yield head.poll
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
 
 
 def join_cluster(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> int:
@@ -268,6 +282,8 @@ def join_cluster(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> int:
 
     Raises TrainingError if there is no head within ``CLUSTER_TIMEOUT``.
     """
+    if (address := named_cluster()) is not None:
+        raise UsageError(f"RAY_ADDRESS={address}: its nodes are there already; start the run with NODE_RANK=0 alone")
     command = [*_ray_start(nodes, f"--address={nodes.head}"), *options]
     if dry_run:
         show(*command)

@@ -24,6 +24,7 @@ from tests.mindspeed.test_patch_export import CHECKOUTS
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return write(tmp_path / "grpo.yaml", NATIVE)
 
 
@@ -54,6 +55,21 @@ def test_nodes_are_those_of_the_environment(file, monkeypatch, capsys):
     assert main(["launch", str(file), "--dry-run"]) == 0
     assert "600 16 NPU" in capsys.readouterr().out
     assert main(["launch", str(file), "coca.nodes=1", "--dry-run"]) == 2
+
+
+def test_the_cluster_that_the_environment_names_is_joined(file, monkeypatch, capsys):
+    assert main(["launch", str(file), "--dry-run"]) == 0
+    assert "--head" in capsys.readouterr().out
+    assert "RAY_ADDRESS" not in os.environ
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
+    assert main(["launch", str(file), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "+ join 10.0.0.9:6379" in shown
+    assert "--head" not in shown
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("NODE_RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert main(["launch", str(file), "--dry-run"]) == 2
 
 
 def test_a_smoke_run_is_refused(file):
