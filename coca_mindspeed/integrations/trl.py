@@ -238,8 +238,7 @@ class CocaTrainer(GRPOTrainer):
             raise ConfigError(f"{self.reward_func_names[0]}: expected rewards of 1, 0 or None, found {found}")
         rows = rows_of_process(len(completion_ids_list), self.accelerator.process_index)
         self._scored = parsed.scored(correct[rows])
-        ends = [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
-        self._cut_off = cut_off(sampled.token_ids, sampled.lengths, self.max_completion_length, ends)
+        self._cut_off = cut_off(sampled.token_ids, sampled.lengths, self.max_completion_length, self.eos_token_ids)
         return verdicts
 
     def _give_credit(self, output: Mapping[str, Any]) -> Credited:
