@@ -25,6 +25,7 @@ from trl.generation import vllm_generation  # noqa: E402
 
 from coca_mindspeed import coca_advantages, method_settings, parse_response, segment_objective, training_method  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
+from coca_mindspeed.data.arithmetic import arithmetic_records  # noqa: E402
 from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
 from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
@@ -244,6 +245,10 @@ def test_the_chat_template_is_checked(model, tmp_path, template, options, coca, 
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     tokenizer.chat_template = template
     given = {"processing_class": tokenizer, "options": options, "coca": coca | {"grader": "exact"}}
+    prompt = method_settings(**coca.get("method", {})).system_prompt
+    for name, split in (("train_dataset", "train"), ("eval_dataset", "evaluate")):
+        rows = [trl_row(record, prompt, row) for row, record in enumerate(arithmetic_records(64, split, 0))]
+        given[name] = datasets.Dataset.from_list(rows)
     with contextlib.nullcontext() if accepted else pytest.raises(ConfigError) as refusal:
         trainer_of(model, tmp_path, **given)
     assert accepted or str(model) in str(refusal.value)
