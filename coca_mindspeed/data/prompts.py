@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS, END_THINK_TAG, OPEN_TAG, THINK_TAG
 from coca_mindspeed.config.prompt_form import PromptForm, instruction_text, join_system
 from coca_mindspeed.data.records import Record, RecordError
@@ -54,14 +55,8 @@ def _system_message(record: Record, system_prompt: str | None) -> str | None:
     return joined
 
 
-def form_of(
-    records: Iterable[Record],
-    system_prompt: str | None,
-    template_variables: Mapping[str, Any],
-    decimals: int | None,
-    thinking: bool = False,
-) -> PromptForm:
-    """Return the form of the prompts of ``records``, with the method's ``system_prompt``.
+def form_of(records: Iterable[Record], method: MethodSettings, template_variables: Mapping[str, Any]) -> PromptForm:
+    """Return the form of the prompts of ``records`` in a training by ``method``.
 
     A system message that all records share belongs to the form, as does an instruction that all of a category share.
 
@@ -71,14 +66,14 @@ def form_of(
     systems: set[str | None] = set()
     instructions: dict[str, set[str]] = {}
     for record in records:
-        systems.add(_system_message(record, system_prompt))
+        systems.add(_system_message(record, method.system_prompt))
         instructions.setdefault(record.category, set()).add(instruction_suffix(record))
     return PromptForm(
-        system_prompt=systems.pop() if len(systems) == 1 else system_prompt,
+        system_prompt=systems.pop() if len(systems) == 1 else method.system_prompt,
         instructions={name: next(iter(texts)) if len(texts) == 1 else None for name, texts in instructions.items()},
         template_variables=dict(template_variables),
-        decimals=decimals,
-        thinking=thinking,
+        decimals=method.confidence_decimals,
+        thinking=method.thinking,
     )
 
 

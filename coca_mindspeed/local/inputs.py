@@ -64,10 +64,8 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
 def trained_prompt(config: RunConfig, train: Sequence[Record]) -> TrainedPrompt:
     """Return the form of the prompts of a run that trains on ``train``."""
     method = config.method
-    variables = config.model.chat_template_kwargs
-    form = form_of(train, method.system_prompt, variables, method.confidence_decimals, method.thinking)
     return TrainedPrompt(
-        form=form,
+        form=form_of(train, method, config.model.chat_template_kwargs),
         method=None if is_custom(method.name) else method.name,
         max_confidence_tokens=method.max_confidence_tokens,
         max_new_tokens=config.rollout.max_new_tokens,

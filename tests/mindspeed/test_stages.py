@@ -14,11 +14,13 @@ import torch
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.methods import method_settings, training_method
 from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.prompt_form import PromptForm
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, Prediction, read_predictions, validation_files
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
+from coca_mindspeed.local.inputs import trained_prompt
 from coca_mindspeed.mindspeed.stages import dock, reward_worker, validation
 from coca_mindspeed.mindspeed.stages.advantage_task import compute_advantages
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
@@ -243,6 +245,37 @@ class Lenient:
         return [Verdict(Outcome.RIGHT if answer else Outcome.UNGRADABLE) for answer in answers]
 
     def close(self): ...
+
+
+def test_a_validation_names_the_form_that_an_export_names(monkeypatch):
+    records = [Record("0", "d", "math", "1+1=", "2")]
+    method = method_settings(thinking=True, confidence_decimals=2)
+    stubs = {
+        "process_settings": lambda: SimpleNamespace(
+            coca=CocaSettings(method=method, chat_template_kwargs={"a": 1}), max_new_tokens=9
+        ),
+        "build_verifier": lambda *_: Lenient(),
+        "token_text": lambda *_: TokenText([bytes([byte]) for byte in range(256)]),
+        "read_run_records": lambda *_: records,
+    }
+    for name, stub in stubs.items():
+        monkeypatch.setattr(reward_worker, name, stub)
+    megatron = SimpleNamespace(global_batch_size=1, dataset_additional_keys=[], padded_vocab_size=256, data_path="r")
+    worker = RewardWorker()
+    tokenizer = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=0))
+    worker.initialize(megatron, SimpleNamespace(n_samples_per_prompt=1), tokenizer)
+    text = "<think><confidence>.50</confidence></think>2"
+    given = {
+        "responses": [torch.tensor(list(text.encode()), dtype=torch.int32)],
+        "response_length": [torch.tensor([len(text)], dtype=torch.int32)],
+        RECORD: [torch.tensor([0])],
+    }
+    [answer] = worker.score_rows(given, [0], "eval.jsonl")
+    run = compose_run(
+        "demo", ["method.thinking=true", "method.confidence_decimals=2", "+model.chat_template_kwargs.a=1"]
+    )
+    [exported] = trained_prompt(run.run, records).form.digests().values()
+    assert answer.form == exported
 
 
 @pytest.mark.parametrize("required", [True, False])

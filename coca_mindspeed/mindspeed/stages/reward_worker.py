@@ -52,9 +52,7 @@ class RewardWorker:
             grader = build_verifier(rl_config, settings.grader, settings.grading)
             self._scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
             self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
-            self._system_prompt = settings.method.system_prompt
-            decimals = settings.method.confidence_decimals
-            self._form = form_of(self._records, self._system_prompt, settings.chat_template_kwargs, decimals)
+            self._form = form_of(self._records, settings.method, settings.chat_template_kwargs)
         except BaseException as failure:
             self._failure = failure
             raise
@@ -105,7 +103,8 @@ class RewardWorker:
         graded = self._score(Rows(dock_columns, indexes), records)
         samples = self._rl_config.n_samples_per_prompt
         answers = held_out_predictions(graded, self._settings.method.label)
-        forms = [form_digest(record, self._system_prompt, self._form) for record in graded.records]
+        system_prompt = self._settings.method.system_prompt
+        forms = [form_digest(record, system_prompt, self._form) for record in graded.records]
         return [
             replace(answer, sample=row % samples, form=form)
             for row, (answer, form) in enumerate(zip(answers, forms, strict=True))
