@@ -40,7 +40,7 @@ class Collected(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What is asked: the settings that its responses depend on, and the function that begins to answer."""
+    """A model or server to ask: the settings that its responses depend on, and the function that begins to answer."""
 
     settings: Mapping[str, Any]
     method: str

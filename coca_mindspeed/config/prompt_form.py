@@ -15,9 +15,9 @@ from coca_mindspeed.algorithm.methods import METHODS
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.config.values import TemplateVariables
-from coca_mindspeed.errors import ConfigError, did_you_mean, validation_problems
+from coca_mindspeed.errors import ConfigError, DataError, did_you_mean, validation_problems
 from coca_mindspeed.utils.directories import run_of_model
-from coca_mindspeed.utils.text_formats import JsonError, parse_json
+from coca_mindspeed.utils.json_files import read_object
 
 ComputeDtype = Literal["float32", "bfloat16"]
 #: The file in the directory of a run, or of an exported model.
@@ -144,13 +144,9 @@ def prompt_file(path: Path) -> Path | None:
 def read_prompt_file(file: Path) -> TrainedPrompt:
     """Read :data:`PROMPT_FILE`, also of earlier versions; ConfigError with every problem, a line each, by its key."""
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, JsonError) as error:
-        raise ConfigError(f"{file}: expected the JSON object of an export: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: expected a JSON object, found {type(content).__name__}")
+        content = read_object(file)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
     earlier = "form" not in content and isinstance(content.get("method"), dict)
     try:
         if earlier:

@@ -122,7 +122,7 @@ def summary_table(board: Scoreboard) -> str:
 
 
 def legend(metrics: Sequence[str]) -> str:
-    """What each metric means, on a line for each."""
+    """The meaning of the metrics, a line for each."""
     return "".join(f"{METRIC_SPECS[name].label}: {METRIC_SPECS[name].meaning}.\n" for name in metrics)
 
 

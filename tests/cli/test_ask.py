@@ -220,7 +220,7 @@ def test_a_server_is_asked_in_the_form_of_an_export(instructions, arguments, beh
 
 
 class Asked(Exception):  # noqa: N818 - no error: it carries them out of the command
-    """What a model would be asked with."""
+    """The settings and the prompt that a model would be asked with."""
 
 
 @pytest.fixture
