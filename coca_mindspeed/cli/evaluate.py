@@ -1,8 +1,7 @@
 """``coca-mindspeed evaluate``: metrics with intervals of predictions or responses, ours or others'."""
 
 import argparse
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +49,7 @@ from coca_mindspeed.utils.console import markdown_table, one_line, print_markdow
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.json_files import write_json
+from coca_mindspeed.utils.json_files import replace_nonfinite, write_json
 from coca_mindspeed.utils.packages import require
 
 
@@ -288,13 +287,9 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "n": board.count(run.label, column),
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
-        "after_answer": _none_for_nan(second) if second else None,
+        "after_answer": replace_nonfinite(second) if second else None,
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
-        "risk": None if risk is None else [_none_for_nan(row._asdict()) for row in risk],
+        "risk": None if risk is None else [replace_nonfinite(row._asdict()) for row in risk],
     }
-
-
-def _none_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
