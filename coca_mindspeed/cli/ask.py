@@ -165,19 +165,12 @@ def ask(
     policy: "Policy", config: RunConfig, records: Sequence[Record], system_prompt: str | None, samples: int
 ) -> list[Reply]:
     """Sample ``samples`` responses to each record and read their confidences."""
-    from coca_mindspeed.local.sampler import sample_responses
+    from coca_mindspeed.local.respond import respond
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.scoring.rollout import number_or_none
 
-    rollout = sample_responses(
-        policy,
-        policy.encode_prompts(records, system_prompt),
-        group_size=samples,
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.rollout.temperature,
-        generator=generator(policy.device, config.seed, "ask"),
-        batch_responses=config.rollout.batch_responses,
-    )
+    draw = generator(policy.device, config.seed, "ask")
+    rollout = respond(policy, records, system_prompt, config.rollout, draw, samples)
     parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
     stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
