@@ -132,20 +132,20 @@ def answer(job: Path) -> str:
         (kind, "" if p.confidence is None else p.confidence, int(p.correct is True))
         for kind, p in zip(kinds, found, strict=True)
     ]
-    return _csv(("kind", "confidence", "correct"), rows)
+    return csv_text(("kind", "confidence", "correct"), rows)
 
 
 def curve_of(job: Path) -> str:
     """The columns of a job's training that the tables need, as CSV."""
     rows = [row for _, row in read_json_lines(job / "run" / "metrics.jsonl")]
-    return _csv(tuple(_CURVE.values()), [[_short(row.get(name)) for name in _CURVE] for row in rows])
+    return csv_text(tuple(_CURVE.values()), [[short_number(row.get(name)) for name in _CURVE] for row in rows])
 
 
-def _short(value: float | None) -> str:
+def short_number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
 
 
-def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -155,7 +155,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def add_runs(archive: Path, runs: Path) -> None:
     """Add the finished trained jobs below ``runs`` to the archive, which is written anew after each."""
-    contents = _contents(archive) if archive.exists() else {}
+    contents = archive_contents(archive) if archive.exists() else {}
     for cell in sorted(runs.glob("*/seed_*/*/cell.json")):
         job, name = cell.parent, f"{cell.parent.parent.name}/{cell.parent.name}"
         if not (job / "run" / "model").is_dir() or f"{name}/cell.json" in contents:
@@ -178,7 +178,7 @@ def write_archive(archive: Path, contents: Mapping[str, bytes]) -> None:
     write_atomically(archive, packed.getvalue())
 
 
-def _contents(archive: Path) -> dict[str, bytes]:
+def archive_contents(archive: Path) -> dict[str, bytes]:
     with tarfile.open(archive) as tar:
         files = ((member.name, tar.extractfile(member)) for member in tar.getmembers() if member.isfile())
         return {name.removeprefix("./"): file.read() for name, file in files if file is not None}
@@ -186,7 +186,7 @@ def _contents(archive: Path) -> dict[str, bytes]:
 
 def read_archive(archive: Path) -> list[FormRun]:
     """Read the trainings of an archive of this module, or of ``experiments/results/long``."""
-    contents = _contents(archive)
+    contents = archive_contents(archive)
     kinds = {}
     if "evaluate.jsonl" in contents:
         kinds = {row["id"]: row["metadata"]["kind"] for row in map(json.loads, contents["evaluate.jsonl"].splitlines())}
@@ -197,14 +197,14 @@ def read_archive(archive: Path) -> list[FormRun]:
         cell, directory = json.loads(contents[name]), found[1]
         if f"{directory}/answers.csv" in contents:
             rows = list(csv.DictReader(io.StringIO(contents[f"{directory}/answers.csv"].decode())))
-            curve = _columns(
+            curve = float_columns(
                 list(csv.DictReader(io.StringIO(contents[f"{directory}/metrics.csv"].decode()))), _CURVE.values()
             )
         else:
             predictions = [json.loads(line) for line in contents[f"{directory}/predictions.jsonl"].splitlines()]
             rows = [{**p, "kind": kinds[p["id"]]} for p in predictions]
             metrics = [json.loads(line) for line in contents[f"{directory}/metrics.jsonl"].splitlines()]
-            curve = {short: _columns(metrics, [long])[long] for long, short in _CURVE.items()}
+            curve = {short: float_columns(metrics, [long])[long] for long, short in _CURVE.items()}
         runs.append(
             FormRun(
                 cell["name"],
@@ -212,14 +212,14 @@ def read_archive(archive: Path) -> list[FormRun]:
                 checked_method(cell["made_from"]["settings"]["method"]),
                 curve,
                 np.array([row["kind"] for row in rows]),
-                _columns(rows, ["confidence"])["confidence"],
+                float_columns(rows, ["confidence"])["confidence"],
                 np.array([bool(int(row["correct"])) for row in rows]),
             )
         )
     return runs
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Floats]:
+def float_columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Floats]:
     return {
         name: np.array([math.nan if row[name] in ("", None) else float(row[name]) for row in rows]) for name in names
     }

@@ -5,20 +5,31 @@ warm-up only.  ``long``: progressions, whose answers are ten times as long; no q
 warm-up are not trained on.  ``long_repeated``: progressions of 844 different training questions, each asked about sixty
 times, on which the confidence states the rates of memorised answers.  As in the arithmetic data, numbers are written
 units first.
+
+``scratch``: the last two of 60 terms of a recurrence, answered at once or behind a thought that writes the terms;
+``scratch_long``: the same questions, whose answer is all terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, THINK_TAG
 from coca_mindspeed.data.arithmetic import Generator, Question, Split, arithmetic_records, units_first
 from coca_mindspeed.data.records import Record
 
-SYMBOLS = "?#>"  # characters of the questions that arithmetic does not use
 FACTS = 400
-MiniatureName = Literal["short", "long", "long_repeated"]
+MiniatureName = Literal["short", "long", "long_repeated", "scratch", "scratch_long"]
+SYMBOLS = "?#>"  # characters of the questions that arithmetic does not use
+_THOUGHTS = (THINK_TAG, END_THINK_TAG)
+_SHORTENED = 0.25  # of the thoughts in the warm-up end early
+
+
+def symbols_of(name: MiniatureName) -> Sequence[str]:
+    """The tokens that the tiny model needs beside those of arithmetic."""
+    return _THOUGHTS if name == "scratch" else SYMBOLS
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,13 @@ def miniature(name: MiniatureName, seed: int = 0, *, size: int = 50_000, evaluat
     if name == "long_repeated":
         train = repeated_progression_records(size, "train", seed)
         return Miniature(train, train, repeated_progression_records(evaluate // 2, "evaluate", seed))
+    if name in ("scratch", "scratch_long"):
+        drawn, held_out = scratch_records(2 * size, "train", seed), scratch_records(evaluate, "evaluate", seed)
+        if name == "scratch_long":
+            return Miniature(drawn[:size], drawn[size:], held_out)
+        random = np.random.default_rng([seed, 7])
+        shown = [_shown(record, i % 2 == 1, random) for i, record in enumerate(drawn[:size])]
+        return Miniature(shown, [_last_terms(r) for r in drawn[size:]], [_last_terms(r) for r in held_out])
     book = fact_book(seed)
     train = arithmetic_records(size, "train", seed)
     others = [*digit_records(size * 6 // 50, "train", seed), *book.mentions(size * 9 // 50, seed)]
@@ -129,6 +147,58 @@ def repeated_progression_records(size: int, split: Split, seed: int) -> list[Rec
     # A kind has only 300 to 600 questions, so half of them are held out.
     generator = Generator("progressions", "math", kinds, held_out=0.5, stream=(4,), max_repeats=None)
     return generator.records(size, split, seed)
+
+
+@dataclass(frozen=True)
+class _RecurrenceKind:
+    """Digits that follow from the four digits before them."""
+
+    operator: str
+    following: Callable[[Sequence[int]], int]
+
+    @property
+    def name(self) -> str:
+        return self.operator
+
+    def draw(self, random: np.random.Generator) -> Question:
+        return self.ask(random.integers(10, size=4).tolist())
+
+    def ask(self, digits: Sequence[int]) -> Question:
+        """The question for the 60 digits that follow four."""
+        terms, text = list(digits), f"{''.join(map(str, digits))}{self.operator}"
+        for _ in range(60):
+            terms.append(self.following(terms[-4:]) % 10)
+        return Question(text, "".join(map(str, terms[4:])), split_key=text)
+
+
+RECURRENCES = (
+    _RecurrenceKind("%", lambda last: last[0]),
+    _RecurrenceKind("+", lambda last: last[3] + last[0]),
+    _RecurrenceKind("*", lambda last: last[3] * last[0]),
+    _RecurrenceKind(".", lambda last: last[3] * last[2] + last[0]),
+)
+
+
+def scratch_records(size: int, split: Split, seed: int) -> list[Record]:
+    """Draw recurrences modulo 10 with their 60 terms: in ``1234+``, each is the sum of those one and four before it.
+
+    That is 5, 7, 0, 4, and so on.  Kinds: copies (``%``), sums, products (``*``), products plus a term (``.``).
+    No question is drawn twice.
+    """
+    return Generator("recurrences", "math", RECURRENCES, held_out=0.2, stream=(6,)).records(size, split, seed)
+
+
+def _last_terms(record: Record) -> Record:
+    return replace(record, answer=record.answer[-2:])
+
+
+def _shown(record: Record, thinking: bool, random: np.random.Generator) -> Record:
+    """A record of the warm-up: the last terms, behind a thought of all terms, or at times of fewer."""
+    if not thinking:
+        return _last_terms(record)
+    terms = int(random.integers(1, 60)) if random.random() < _SHORTENED else 60
+    answer = f"{record.answer[:terms]}{END_THINK_TAG}{record.answer[-2:]}"
+    return replace(record, question=f"{record.question}{THINK_TAG}", answer=answer)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,7 +50,7 @@ from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_to
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
 from coca_mindspeed.scoring.responses import check_custom_method
-from coca_mindspeed.utils.console import print_note
+from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import interruptible
@@ -130,12 +131,13 @@ class LocalRun:
             how: dict[str, Any] = {"thinking": config.method.thinking, "show_progress": inputs.show_progress}
             check_prompts(tokenizer, path, config.model, *given, where=where, **how)
             if (pad := ordinary_pad_token(tokenizer)) is not None:
-                print_note(
+                print_text(
                     f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can never "
-                    "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token"
+                    "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token",
+                    sys.stderr,
                 )
         if inputs.state.newest is None and (problem := check_answers(tokenizer, inputs)) is not None:
-            print_note(f"warning: {problem}")
+            print_text(f"warning: {problem}", sys.stderr)
         if inputs.state.has_steps:
             check_same_prompt(inputs.state, self.prompt_sha256)
 
@@ -178,7 +180,7 @@ class LocalRun:
             return
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, result.rows())
-        print_note(f"{result}\ntime: {result.time}")
+        print_text(f"{result}\ntime: {result.time}", sys.stderr)
         raise_problems(result.problems(), f"no training yet; all responses: {file}")
 
     def _sample(self, policy: Policy) -> Preflight | None:
@@ -248,9 +250,9 @@ def warm_start(
     train: Sequence[Record],
     device: torch.device,
     show_progress: bool,
-    symbols: str = "",
+    symbols: Sequence[str] = "",
 ) -> Path:
-    """The directory of the warmed-up tiny model, made if it is missing; ``symbols`` are characters to add."""
+    """The directory of the warmed-up tiny model, made if it is missing; ``symbols`` are tokens to add."""
     path = output / "warm_start"
     if not path.exists():
         untrained = output / "untrained"

@@ -3,7 +3,7 @@
 It is written as a plain Hugging Face directory and loaded like any other model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,15 +22,16 @@ _TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"
 _CHAT_TEMPLATE = NO_SYSTEM_PROMPT + "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
 
 
-def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
-    """One token per character (``symbols`` last) and one per confidence tag."""
+def tiny_tokenizer(symbols: Sequence[str] = "") -> PreTrainedTokenizerFast:
+    """One token per character, one per confidence tag, and one for each of ``symbols``: characters, or other tags."""
     tokens = [*_TOKENS, *symbols]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
     # Added tokens survive loading: transformers 5 rebuilds the rest by model type.
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG)])
+    tags = [symbol for symbol in symbols if len(symbol) > 1]
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG, *tags)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -58,7 +59,7 @@ def check_readable(records: Iterable[Record]) -> None:
             )
 
 
-def tiny_config(symbols: str = "") -> Qwen2Config:
+def tiny_config(symbols: Sequence[str] = "") -> Qwen2Config:
     """Hidden size 64, two layers, four heads; the vocabulary of :func:`tiny_tokenizer`."""
     return Qwen2Config(
         vocab_size=len(_TOKENS) + len(symbols),
@@ -79,7 +80,7 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
     )
 
 
-def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
+def write_tiny_model(directory: Path, seed: int, symbols: Sequence[str] = "") -> None:
     """Write an untrained tiny model that also knows ``symbols``; the global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from coca_mindspeed.algorithm.parsing import THINK_TAG
 from coca_mindspeed.baselines.predictors import FitConfig, TargetModel
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.config.compose import ComposedConfig
@@ -30,7 +32,7 @@ from coca_mindspeed.local.start import open_run
 from coca_mindspeed.utils.directories import is_ours
 from coca_mindspeed.utils.json_files import write_json
 from experiments.answers import read_answers, with_reading, write_answers
-from experiments.miniature import SYMBOLS
+from experiments.miniature import symbols_of
 from experiments.readings import with_readings
 from experiments.reproduce.plan import READINGS, Job, Plan, run_config
 from experiments.reproduce.provenance import machine, made_from, source_commit
@@ -221,9 +223,20 @@ def _make_start(place: Workplace, job: Job) -> None:
         policy = load_policy(Path(path), config.model, device)
         run_sft_warm_up(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
     elif config.model.path is None:
-        built_in = setting.miniature is not None
-        records = list(read_records(examples)) if built_in else load_data(config.data)[0]
-        warm_start(config, output, records, device, show_progress=False, symbols=SYMBOLS if built_in else "")
+        name = setting.miniature
+        records = load_data(config.data)[0] if name is None else list(read_records(examples))
+        symbols = "" if name is None else symbols_of(name)
+        started = warm_start(config, output, records, device, show_progress=False, symbols=symbols)
+        if name == "scratch":
+            _let_template_think(started)
+
+
+def _let_template_think(model: Path) -> None:
+    """Open a thought behind the question where the template's variable ``enable_thinking`` is set."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    question = tokenizer.chat_template.removesuffix("=")
+    tokenizer.chat_template = f"{question}{{%- if enable_thinking %}}{THINK_TAG}{{%- endif %}}="
+    tokenizer.save_pretrained(model)
 
 
 def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:

@@ -3,10 +3,12 @@
 import hashlib
 from collections import Counter
 from contextlib import closing
+from typing import get_args
 
 import pytest
 import torch
 
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, THINK_TAG
 from coca_mindspeed.data.records import repetition
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.evaluation import HeldOut
@@ -14,11 +16,15 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.run import warm_start
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from experiments.miniature import (
+    RECURRENCES,
     SYMBOLS,
+    MiniatureName,
     digit_records,
     miniature,
     progression_records,
     repeated_progression_records,
+    scratch_records,
+    symbols_of,
 )
 from experiments.reproduce.plan import plan_path, read_plan, run_config
 
@@ -101,12 +107,13 @@ def test_published_questions_do_not_change(name, digests, repeated):
     assert (repetition(data.train).questions, repetition(data.train).largest) == repeated
 
 
-@pytest.mark.parametrize("name", ["short", "long", "long_repeated"])
+@pytest.mark.parametrize("name", get_args(MiniatureName))
 def test_the_tiny_model_can_read_and_write_all_of_it(name):
     data = miniature(name, size=500, evaluate=40)
     for records in (data.warm_up, data.train, data.evaluate):
         assert len({(r.dataset, r.id) for r in records}) == len({r.id for r in records}) == len(records)
-    tokenizer, limit = tiny_tokenizer(SYMBOLS), tiny_config(SYMBOLS).max_position_embeddings
+    symbols = symbols_of(name)
+    tokenizer, limit = tiny_tokenizer(symbols), tiny_config(symbols).max_position_embeddings
     for record in [*data.warm_up, *data.train, *data.evaluate]:
         ids = tokenizer(f"{record.question}={record.answer}", add_special_tokens=False)["input_ids"]
         assert tokenizer.pad_token_id not in ids  # what stands for an unknown character
@@ -114,4 +121,28 @@ def test_the_tiny_model_can_read_and_write_all_of_it(name):
     assert {r.category for r in data.train} == {"math"}
     assert {r.category for r in data.evaluate} == ({"math", "code", "factual"} if name == "short" else {"math"})
     held_out = {r.question for r in data.evaluate if r.category != "factual"}
-    assert not held_out & {r.question for r in [*data.train, *data.warm_up]}
+    assert not held_out & {r.question.removesuffix(THINK_TAG) for r in [*data.train, *data.warm_up]}
+
+
+@pytest.mark.parametrize(
+    ("question", "terms"), [("1234%", "123412341234"), ("1234+", "570496609511"), ("1234*", "484642882426")]
+)
+def test_recurrences_by_hand(question, terms):
+    kind = {kind.name: kind for kind in RECURRENCES}[question[-1]]
+    asked = kind.ask([1, 2, 3, 4])
+    assert (asked.text, asked.answer[: len(terms)], len(asked.answer)) == (question, terms, 60)
+
+
+def test_thoughts_are_shown_whole_or_shortened():
+    whole = {r.question: r.answer for r in scratch_records(2000, "train", 0)}
+    data = miniature("scratch", size=1000, evaluate=40)
+    lengths = Counter()
+    for record in data.warm_up:
+        question, thinks, _ = record.question.partition(THINK_TAG)
+        thought, _, answer = record.answer.rpartition(END_THINK_TAG)
+        assert answer == whole[question][-2:]
+        assert whole[question].startswith(thought)
+        lengths["none" if not thinks else "whole" if len(thought) == 60 else "shortened"] += 1
+    assert lengths["none"] == 500
+    assert 80 < lengths["shortened"] < 170
+    assert all(len(record.answer) == 2 for record in [*data.train, *data.evaluate])
