@@ -19,7 +19,7 @@ from coca_mindspeed.cli.options import at_least, columns, number, place, subcomm
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
 from coca_mindspeed.data.prepare import (
-    STAGES,
+    CHECKS,
     EvaluationIndex,
     Filter,
     LabelChecker,
@@ -237,9 +237,9 @@ def _hub_dataset(source: DataSource, named: str) -> HubDataset:
 
 def _print(report: Mapping[str, Any], output: Path) -> None:
     print_text(f"{report['dataset']}: {report['rows_in']} rows in, {report['rows_out']} rows out")
-    for done, stages in (("dropped", report["dropped"]), ("reported and kept", report["reported"])):
-        for stage, reasons in stages.items():
-            print_text(f"  {done}, {stage} ({STAGES[stage]}): {sum(reasons.values())}")
+    for done, checks in (("dropped", report["dropped"]), ("reported and kept", report["reported"])):
+        for check, reasons in checks.items():
+            print_text(f"  {done}, {check} ({CHECKS[check]}): {sum(reasons.values())}")
     for name, written in report["outputs"].items():
         print_text(f"  {output / name}: {written['rows']} rows")
     print_text(f"  {output / 'report.json'}; {output / 'findings.jsonl'} has a line for each dropped row")

@@ -108,7 +108,7 @@ def dashboard(path: Path) -> tuple[RenderableType, bool]:
     rows = _rows(path / "metrics.jsonl")
     if not rows:
         text = f"stopped before its first step; {_GO_ON}" if stopped else "waiting for the first step"
-        with suppress(OSError, ValueError):  # no stage before it has written anything, or half of it
+        with suppress(OSError, ValueError):  # no phase before it has written anything, or half of it
             state = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
             left = f"; {text}" if stopped else _left(state["left"])
             text = f"{state['title']} {state['step']}/{state['total']}{left}"

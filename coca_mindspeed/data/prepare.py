@@ -24,7 +24,7 @@ from coca_mindspeed.utils.json_files import to_json_line, write_json
 from coca_mindspeed.utils.tokenization import load_tokenizer
 
 # In the order of the pipeline.
-STAGES = {
+CHECKS = {
     "malformed": "not in the source's form",
     "ungradable": "well-formed, but nothing to grade an answer by",
     "split": "not in the benchmark's test split",
@@ -146,7 +146,7 @@ class Preparation:
 
     Attributes:
         skip_bad: number of malformed rows to skip; one more stops the run.
-        filters: stage of the report -> filter.
+        filters: check of the report -> filter.
         evaluation: for decontamination.
         gold: treatment of records whose gold answer cannot be graded.
         validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
@@ -189,7 +189,7 @@ def prepare(
             on_row()
         cleaning.check_labels()
         if not cleaning.kept:
-            reasons = [f"{stage}: {counts.total()}" for stage, counts in cleaning.dropped.items()]
+            reasons = [f"{check}: {counts.total()}" for check, counts in cleaning.dropped.items()]
             why = ", ".join(reasons) or "the input has no rows"
             raise DataError(f"{source.name}: no row is left of {cleaning.files.total()}: {why}")
         outputs = _write(preparation, cleaning.kept, lines, directory)
@@ -212,11 +212,11 @@ def prepare(
 
 
 def _sorted_counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Order stages as in the pipeline, and the reasons of each by falling count."""
+    """Order checks as in the pipeline, and the reasons of each by falling count."""
     return {
-        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
-        for stage in STAGES
-        if stage in counts
+        check: dict(sorted(counts[check].items(), key=lambda item: (-item[1], item[0])))
+        for check in CHECKS
+        if check in counts
     }
 
 
@@ -257,10 +257,10 @@ class _Cleaning:
         else:
             self._filter(record, row)
 
-    def _log(self, row: Row, stage: str, reason: str, detail: str = "", *, dropped: bool = True) -> None:
-        """Log a finding: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
-        (self.dropped if dropped else self.reported)[stage][reason] += 1
-        finding = {"file": row.file, "row": row.number, "stage": stage, "reason": reason, "detail": detail}
+    def _log(self, row: Row, check: str, reason: str, detail: str = "", *, dropped: bool = True) -> None:
+        """Log a finding: a check of :data:`CHECKS`, a reason shared by many rows, and a detail of this one."""
+        (self.dropped if dropped else self.reported)[check][reason] += 1
+        finding = {"file": row.file, "row": row.number, "check": check, "reason": reason, "detail": detail}
         # A row may hold a lone surrogate, which UTF-8 cannot encode.
         line = to_json_line({**finding, "dropped": dropped}).encode("utf-8", "backslashreplace")
         self._findings.write(line.decode("utf-8"))
@@ -270,9 +270,9 @@ class _Cleaning:
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
             self._log(row, "split", "not in the test split", reason)
             return
-        for stage, keep in preparation.filters.items():
+        for check, keep in preparation.filters.items():
             if (reason := keep(record)) is not None:
-                self._log(row, stage, reason)
+                self._log(row, check, reason)
                 return
         if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
             self._log(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")

@@ -60,7 +60,7 @@ _SECONDS = "seconds.json"  # wall time of each part, summed over sessions
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A checked run, and its stages as methods."""
+    """A checked run, and its parts as methods."""
 
     inputs: RunInputs  # with the device's data type and the date of the prompts in its configuration
     device: torch.device

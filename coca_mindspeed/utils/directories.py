@@ -21,7 +21,7 @@ from coca_mindspeed.utils.text_formats import first_difference
 
 MARKER = "coca-mindspeed.json"
 LOCK = ".lock"
-PROGRESS = "progress.json"  # in a run's directory: how far the stage before the first step is
+PROGRESS = "progress.json"  # in a run's directory: how far the phase before the first step is
 _MAKER = "coca-mindspeed"
 _MOST_RUNS = 5  # in a message
 

@@ -112,7 +112,7 @@ class StepProgress:
         if self._file is not None and (now >= self._write_from or step >= self._total):
             self._write_from = now + _WRITE_EVERY
             state = {"title": self._title.strip(), "step": step, "total": self._total, "left": left}
-            with suppress(OSError):  # of a full disk; the stage's own files will report it
+            with suppress(OSError):  # of a full disk; the phase's own files will report it
                 self._file.write_text(json.dumps(state), encoding="utf-8")
         if now < self._show_from:
             return

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.prepare import (
+    CHECKS,
     SHORTEST_PASSAGE,
-    STAGES,
     EvaluationIndex,
     Overlap,
     Preparation,
@@ -83,7 +83,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
     assert main([str(word) for word in command]) == 0
     found = {f["row"]: f for f in findings(tmp_path / "out")}
     assert {f["file"] for f in found.values()} == {file}
-    assert {row: (f["stage"], f["reason"]) for row, f in found.items() if row != 5} == {
+    assert {row: (f["check"], f["reason"]) for row, f in found.items() if row != 5} == {
         2: ("length", "prompt longer than 500 tokens"),
         3: ("difficulty", "below 0.1"),
         4: ("contamination", "gsm8k"),
@@ -93,14 +93,14 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path, capsys):
         10: ("contamination", "own"),
         11: ("source", "web"),
     }
-    assert found[5]["stage"] == "gold"
+    assert found[5]["check"] == "gold"
     assert found[4]["detail"] == f"o: {FOX}"
     assert found[9]["detail"] == "column 'answer' is missing; the row has 'problem', 'source', 'llama8b_solve_rate'"
     assert found[6]["detail"] == found[7]["detail"] == f"of {file}:1"
     assert {record.id for record in read_records(tmp_path / "out" / "train.jsonl")} == {"big_math-0", "big_math-7"}
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert (written["rows_in"], written["rows_out"], written["outputs"]["train.jsonl"]["rows"]) == (11, 2, 2)
-    assert list(written["dropped"]) == [stage for stage in STAGES if stage in written["dropped"]]
+    assert list(written["dropped"]) == [check for check in CHECKS if check in written["dropped"]]
     assert written["dropped"]["duplicate"] == {"another gold answer": 1, "same gold answer": 1}
     assert sum(sum(reasons.values()) for reasons in written["dropped"].values()) == 9
     assert (written["inputs"][0]["rows"], len(written["inputs"][0]["sha256"])) == (11, 64)

@@ -63,7 +63,7 @@ def test_every_command_names_the_line(hostile, capsys):
     assert prepare(path, "--skip-bad", "1") == 0
     assert len(list(read_records(path.parent / "out/train.jsonl"))) == 2
     (finding,) = map(json.loads, (path.parent / "out/findings.jsonl").read_text().splitlines())
-    assert (finding["stage"], finding["row"]) == ("malformed", 2)
+    assert (finding["check"], finding["row"]) == ("malformed", 2)
     assert message in finding["detail"]
 
 
