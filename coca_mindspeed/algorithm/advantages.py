@@ -56,12 +56,12 @@ def centred(rewards: Tensor) -> tuple[Tensor, Tensor]:
     if bool(rewards.isinf().any()):
         raise ValueError("rewards should be finite or NaN, found infinity")
     rewards = rewards.to(torch.float64)
-    known = ~rewards.isnan()
-    high = rewards.masked_fill(~known, -torch.inf).amax(dim=1)
-    low = rewards.masked_fill(~known, torch.inf).amin(dim=1)
-    varies = (known.sum(dim=1) >= 2) & (high - low > _ROUNDING * torch.maximum(high.abs(), low.abs()))
-    offsets = (rewards - rewards.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
-    return offsets.masked_fill(~varies[:, None], 0.0), varies
+    graded_PG = ~rewards.isnan()
+    high_P = rewards.masked_fill(~graded_PG, -torch.inf).amax(dim=1)
+    low_P = rewards.masked_fill(~graded_PG, torch.inf).amin(dim=1)
+    varies_P = (graded_PG.sum(dim=1) >= 2) & (high_P - low_P > _ROUNDING * torch.maximum(high_P.abs(), low_P.abs()))
+    offsets_PG = (rewards - rewards.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
+    return offsets_PG.masked_fill(~varies_P[:, None], 0.0), varies_P
 
 
 def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Advantage:
@@ -70,10 +70,10 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Ad
     ``ddof`` 1 is the sample deviation, as MindSpeed-RL's group_norm; 0 the population's.  ``eps`` is added to the
     deviation, which also damps nearly unanimous groups: see docs/method.md.
     """
-    offsets, varies = centred(rewards)
-    count = (~rewards.isnan()).sum(dim=1, keepdim=True)
-    deviation = (offsets.square().sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)).sqrt()
-    return Advantage(torch.where(varies[:, None], offsets / (deviation + eps), 0.0).to(torch.float32), varies)
+    offsets_PG, varies_P = centred(rewards)
+    count_P1 = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    deviation_P1 = (offsets_PG.square().sum(dim=1, keepdim=True) / (count_P1 - ddof).clamp(min=1)).sqrt()
+    return Advantage(torch.where(varies_P[:, None], offsets_PG / (deviation_P1 + eps), 0.0).to(torch.float32), varies_P)
 
 
 @dataclass(frozen=True)
@@ -98,24 +98,24 @@ class Normalisation:
         """Divide by the deviation that ``scale`` names."""
         if self.scale == "group":
             return self.within_group(rewards)
-        offsets, varies = centred(rewards)
+        offsets_PG, varies_P = centred(rewards)
         if self.scale == "none":
-            return Advantage(offsets.to(torch.float32), varies)
-        taking_part = ~rewards.isnan()
+            return Advantage(offsets_PG.to(torch.float32), varies_P)
+        graded_PG = ~rewards.isnan()
         # fsum does not depend on the order of the groups.
-        squares, count = math.fsum(offsets[taking_part].square().tolist()), int(taking_part.sum())
+        squares, count = math.fsum(offsets_PG[graded_PG].square().tolist()), int(graded_PG.sum())
         if self.reduce is not None:
             squares, count = self.reduce(squares, count)
         deviation = math.sqrt(squares / max(1, count)) + _LEAST_DEVIATION
-        return Advantage((offsets / deviation).to(torch.float32), varies, deviation)
+        return Advantage((offsets_PG / deviation).to(torch.float32), varies_P, deviation)
 
     def of_confidence(self, scores: Tensor, stated: Tensor) -> Advantage:
         """Normalise the scores of ``stated`` confidences by ``scale`` and ``separate_format``."""
         if not self.separate_format:
             return self.by_scale(scores)
-        valid = ~stated.isnan()
-        among_valid = self.by_scale(scores.masked_fill(~valid, torch.nan))
-        return among_valid + self.within_group(valid.double().masked_fill(scores.isnan(), torch.nan))
+        valid_PG = ~stated.isnan()
+        among_valid = self.by_scale(scores.masked_fill(~valid_PG, torch.nan))
+        return among_valid + self.within_group(valid_PG.double().masked_fill(scores.isnan(), torch.nan))
 
 
 def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentMasks:
@@ -124,10 +124,10 @@ def segment_masks(ends: Tensor, segments: Sequence[str], width: int) -> SegmentM
     ``ends``, int ``[B, S]``: the tokens of each response up to the end of each segment; the last is its length.
     """
     _check_ends(ends, len(segments), width)
-    position = torch.arange(width, device=ends.device)
-    before = [position < end[:, None] for end in ends.unbind(dim=1)]
-    own = before[:1] + [until & ~earlier for earlier, until in pairwise(before)]
-    return dict(zip(segments, own, strict=True))
+    position_T = torch.arange(width, device=ends.device)
+    before_BT = [position_T < end[:, None] for end in ends.unbind(dim=1)]
+    own_BT = before_BT[:1] + [until & ~earlier for earlier, until in pairwise(before_BT)]
+    return dict(zip(segments, own_BT, strict=True))
 
 
 def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> Tensor:
@@ -139,15 +139,15 @@ def token_advantages(advantages: Sequence[Tensor], ends: Tensor, width: int) -> 
     for advantage in advantages:
         check_tensor("advantages", advantage, "float", len(ends), device=ends.device)
     # int32 positions halve the traffic of the comparison.
-    position = torch.arange(width, device=ends.device, dtype=torch.int32)
+    position_T = torch.arange(width, device=ends.device, dtype=torch.int32)
     *earlier, last = zip(advantages, ends.to(torch.int32).unbind(dim=1), strict=True)
-    result = torch.where(position < last[1][:, None], last[0][:, None].to(torch.float32), 0.0)
+    result_BT = torch.where(position_T < last[1][:, None], last[0][:, None].to(torch.float32), 0.0)
     # Each earlier segment overwrites the columns that it reaches, which are few for a confidence that comes first.
     for advantage, end in reversed(earlier):
         reach = int(end.max()) if len(end) else 0
-        inside = position[:reach] < end[:, None]
-        result[:, :reach] = torch.where(inside, advantage[:, None].to(torch.float32), result[:, :reach])
-    return result
+        inside_BT = position_T[:reach] < end[:, None]
+        result_BT[:, :reach] = torch.where(inside_BT, advantage[:, None].to(torch.float32), result_BT[:, :reach])
+    return result_BT
 
 
 def any_segment(masks: SegmentMasks) -> Tensor:
@@ -157,9 +157,9 @@ def any_segment(masks: SegmentMasks) -> Tensor:
 
 def _check_ends(ends: Tensor, segments: int, width: int) -> None:
     check_tensor("ends", ends, "int", "batch", segments)
-    wrong = (ends[:, 0] < 0) | (ends.diff(dim=1) < 0).any(dim=1) | (ends[:, -1] > width)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
+    wrong_B = (ends[:, 0] < 0) | (ends.diff(dim=1) < 0).any(dim=1) | (ends[:, -1] > width)
+    if bool(wrong_B.any()):
+        row = int(wrong_B.nonzero()[0])
         raise ValueError(
             f"response {row}: expected ends of segments that ascend from 0 to at most {width}, found "
             f"{ends[row].tolist()}"

@@ -98,10 +98,10 @@ def confidence_segment_lengths(
         ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
             no closing tag.
     """
-    most = _most_tokens(response_lengths, max_confidence_tokens)
+    most_B = _most_tokens(response_lengths, max_confidence_tokens)
     side: _Side = "last" if position == "last" else "first"
-    found = _tokens_with(token_ids, response_lengths, token_text, valid, CLOSE_TAG, len(CLOSE_TAG) - 1, side)
-    return torch.where(valid, found, most)
+    closes_B = _tokens_with(token_ids, response_lengths, token_text, valid, CLOSE_TAG, len(CLOSE_TAG) - 1, side)
+    return torch.where(valid, closes_B, most_B)
 
 
 def segment_ends(
@@ -124,19 +124,19 @@ def segment_ends(
         valid: bool ``[B]`` for each confidence of the response.
         position: of the confidences, which is the order of the segments: ``SEGMENTS[position]``.
     """
-    most = _most_tokens(response_lengths, max_confidence_tokens)
-    lengths = response_lengths.to(torch.int64)
-    ends = []
+    most_B = _most_tokens(response_lengths, max_confidence_tokens)
+    lengths_B = response_lengths.to(torch.int64)
+    ends_B = []
     if position != "last":
-        first = confidence_segment_lengths(
-            token_ids, lengths, token_text, valid[0], max_confidence_tokens=max_confidence_tokens
+        first_B = confidence_segment_lengths(
+            token_ids, lengths_B, token_text, valid[0], max_confidence_tokens=max_confidence_tokens
         )
-        ends.append(first)
+        ends_B.append(first_B)
     if position != "first":
-        found = _tokens_with(token_ids, lengths, token_text, valid[-1], OPEN_TAG, 0, "last") - 1
-        begin = torch.where(valid[-1], found, lengths - most)
-        ends.append(torch.maximum(begin, ends[0]) if ends else begin)
-    return torch.stack([*ends, lengths], dim=1)
+        opens_B = _tokens_with(token_ids, lengths_B, token_text, valid[-1], OPEN_TAG, 0, "last") - 1
+        begin_B = torch.where(valid[-1], opens_B, lengths_B - most_B)
+        ends_B.append(torch.maximum(begin_B, ends_B[0]) if ends_B else begin_B)
+    return torch.stack([*ends_B, lengths_B], dim=1)
 
 
 def thought_ends(token_ids: Tensor, response_lengths: Tensor, token_text: TokenText, closed: Tensor) -> Tensor:
@@ -167,34 +167,34 @@ def _tokens_with(
     _check_responses(token_ids, response_lengths, token_text)
     check_tensor("valid", valid, "bool", *response_lengths.shape, device=token_ids.device)
     token_text.to(token_ids.device)
-    lengths = response_lengths.to(torch.int64)
-    result = torch.zeros_like(lengths)
+    lengths_B = response_lengths.to(torch.int64)
+    result_B = torch.zeros_like(lengths_B)
     rows = valid.nonzero().flatten()
     width = _FIRST_WINDOW
     while len(rows):
         found = torch.cat(
             [
-                _tag_in_window(token_ids[chunk], lengths[chunk], token_text, width, tag.encode(), byte, side)
+                _tag_in_window(token_ids[chunk], lengths_B[chunk], token_text, width, tag.encode(), byte, side)
                 for chunk in rows.split(max(1, _TOKENS_AT_ONCE // width))
             ]
         )
-        result[rows] = found
+        result_B[rows] = found
         rows = rows[found == 0]
         if len(rows) and width >= token_ids.shape[1]:
             raise ValueError(f"response {int(rows[0])} is marked valid, but its tokens hold no {tag}")
         width *= 4
-    return result
+    return result_B
 
 
 def _window(token_ids: Tensor, lengths: Tensor, width: int, side: _Side, token_text: TokenText) -> Tensor:
     """The first (or last) ``width`` tokens of each row, our padding behind them, our separator in a last column."""
     width = min(width, token_ids.shape[1])
-    start = torch.zeros_like(lengths) if side == "first" else (lengths - width).clamp(min=0)
-    index = start[:, None] + torch.arange(width, device=token_ids.device)
-    inside = index < lengths[:, None]
-    ids = token_ids.gather(1, index.clamp(max=max(0, token_ids.shape[1] - 1))).to(torch.int64)
-    separator = torch.full((len(ids), 1), token_text._separator, device=ids.device)
-    return torch.cat([torch.where(inside, ids, token_text._padding), separator], dim=1)
+    start_B = torch.zeros_like(lengths) if side == "first" else (lengths - width).clamp(min=0)
+    index_BW = start_B[:, None] + torch.arange(width, device=token_ids.device)
+    inside_BW = index_BW < lengths[:, None]
+    ids_BW = token_ids.gather(1, index_BW.clamp(max=max(0, token_ids.shape[1] - 1))).to(torch.int64)
+    separator_B1 = torch.full((len(ids_BW), 1), token_text._separator, device=ids_BW.device)
+    return torch.cat([torch.where(inside_BW, ids_BW, token_text._padding), separator_B1], dim=1)
 
 
 def _tag_in_window(

@@ -42,8 +42,8 @@ class Credit(NamedTuple):
 
     def values_by_segment(self) -> dict[str, Tensor]:
         """Advantages by segment, float32 ``[P, G]``; 0 for a segment without one."""
-        nothing = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
-        return {name: nothing if own is None else own.values for name, own in self.segments.items()}
+        nothing_PG = torch.zeros_like(self.confidence_reward, dtype=torch.float32)
+        return {name: nothing_PG if own is None else own.values for name, own in self.segments.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +104,22 @@ class CreditRule:
             raise ValueError(f"the settings of {method.name} need log_probs, float {list(correct.shape)}")
         if "confidence_after" in self.segments and stated_after is None:
             raise ValueError(f"{method.name} needs stated_after, float {list(correct.shape)}")
-        few = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
-        members = correct.double().masked_fill(few, torch.nan)
-        stated = _stated("stated", stated, members)
-        bonus = None
+        few_P1 = (~correct.isnan()).sum(dim=1, keepdim=True) < 2
+        members_PG = correct.double().masked_fill(few_P1, torch.nan)
+        stated = _stated("stated", stated, members_PG)
+        bonus_PG = None
         if self.settings.reads_log_probs and log_probs is not None:
-            of_valid = log_probs.double().masked_fill(stated.isnan(), 0.0)
-            if not bool(of_valid.isfinite().all()):
+            of_valid_PG = log_probs.double().masked_fill(stated.isnan(), 0.0)
+            if not bool(of_valid_PG.isfinite().all()):
                 raise ValueError("log_probs of valid confidences should be finite, found NaN or infinity")
-            bonus = self.settings.confidence_bonus(of_valid).masked_fill(stated.isnan(), 0.0)
+            bonus_PG = self.settings.confidence_bonus(of_valid_PG).masked_fill(stated.isnan(), 0.0)
         outcomes = GroupOutcomes(
-            correct=members,
+            correct=members_PG,
             stated=stated,
-            gesr=members.nanmean(dim=1, keepdim=True),
-            bonus=bonus,
+            gesr=members_PG.nanmean(dim=1, keepdim=True),
+            bonus=bonus_PG,
             invalid_reward=self.settings.invalid_reward,
-            stated_after=None if stated_after is None else _stated("stated_after", stated_after, members),
+            stated_after=None if stated_after is None else _stated("stated_after", stated_after, members_PG),
         )
         chosen, stage = self.settings, method.stages[self.settings.checked_stage(self.stage)]
         normalise = Normalisation(
@@ -141,5 +141,5 @@ def _stated(name: str, stated: Tensor, members: Tensor) -> Tensor:
     if bool(((stated < 0) | (stated > 1)).any()):
         raise ValueError(f"{name} should be in [0, 1] or NaN (invalid), found {stated.min()} to {stated.max()}")
     # Decimals through float32, as ms-swift hands them on: rewards that are equal by definition would differ by 1e-8.
-    exact = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
-    return exact.masked_fill(members.isnan(), torch.nan)
+    exact_PG = stated if stated.dtype == torch.float64 else stated.double().round(decimals=7)
+    return exact_PG.masked_fill(members.isnan(), torch.nan)

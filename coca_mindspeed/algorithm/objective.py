@@ -76,31 +76,31 @@ def segment_objective(
         ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
     _check(log_probs, old_log_probs, advantages, masks)
-    inside = any_segment(masks)
+    inside_BT = any_segment(masks)
     # Padding may hold anything, infinities included: select before the exponential, or its gradient is NaN.
-    log_ratio = torch.where(inside, log_probs - old_log_probs, 0.0)
-    advantages = torch.where(inside, advantages, 0.0)
+    log_ratio_BT = torch.where(inside_BT, log_probs - old_log_probs, 0.0)
+    advantages = torch.where(inside_BT, advantages, 0.0)
     # exp overflows in float32 beyond 88.  Where the clip holds the term anyway, the gradient must not be 0 * inf.
-    ratio = torch.where(advantages < 0, log_ratio, log_ratio.clamp(max=_LARGEST_LOG_RATIO)).exp()
-    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
-    terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    ratio_BT = torch.where(advantages < 0, log_ratio_BT, log_ratio_BT.clamp(max=_LARGEST_LOG_RATIO)).exp()
+    clipped_ratio_BT = ratio_BT.clamp(1 - clip, 1 + clip)
+    terms_BT = torch.minimum(ratio_BT * advantages, clipped_ratio_BT * advantages)
     responses = len(log_probs) if responses is None else responses
 
     if aggregation == "sum":
-        gain = terms.sum() / responses
+        gain = terms_BT.sum() / responses
     elif aggregation == "token_mean":
-        gain = terms.sum() / (inside.sum().clamp(min=1) if tokens is None else max(tokens, 1))
+        gain = terms_BT.sum() / (inside_BT.sum().clamp(min=1) if tokens is None else max(tokens, 1))
     elif aggregation == "segment_mean":
-        means = [(terms * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks.values()]
-        gain = torch.stack(means).sum() / responses
+        means_B = [(terms_BT * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks.values()]
+        gain = torch.stack(means_B).sum() / responses
     else:
         raise ValueError(f"unknown loss aggregation {aggregation!r}; known: {', '.join(get_args(LossAggregation))}")
 
     with torch.no_grad():
-        cut = clipped_ratio * advantages < ratio * advantages
-        kl = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp() - 1 - log_ratio
+        cut_BT = clipped_ratio_BT * advantages < ratio_BT * advantages
+        kl_BT = log_ratio_BT.clamp(max=_LARGEST_LOG_RATIO).exp() - 1 - log_ratio_BT
         segments = {
-            name: SegmentStatistics(mask.sum(), (cut & mask).sum(), (kl * mask).sum(), (advantages * mask).sum())
+            name: SegmentStatistics(mask.sum(), (cut_BT & mask).sum(), (kl_BT * mask).sum(), (advantages * mask).sum())
             for name, mask in masks.items()
         }
     return Objective(-gain, segments)

@@ -33,27 +33,27 @@ def weighted_means(parts: Iterable[Mapping[str, WeightedMean]]) -> dict[str, Wei
 def rollout_metrics(credited: Credited) -> dict[str, WeightedMean]:
     """Metrics of a rollout, each with its weight; rewards and accuracy are over the gradable answers."""
     scored, credit = credited.scored, credited.credit
-    correct, stated, kept, reward = scored.correct, scored.stated, credit.kept, credit.confidence_reward
-    graded = ~correct.isnan()
-    ends = scored.segment_ends.double()
-    lengths = dict(zip(credit.segments, ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).T, strict=True))
-    every, n_graded, n_kept = correct.numel(), int(graded.sum()), int(kept.sum())
-    accuracy = float(correct[graded].mean())
+    correct_B, stated_B, kept_P, reward_PG = scored.correct, scored.stated, credit.kept, credit.confidence_reward
+    graded_B = ~correct_B.isnan()
+    ends_BS = scored.segment_ends.double()
+    lengths = dict(zip(credit.segments, ends_BS.diff(dim=1, prepend=ends_BS.new_zeros(len(ends_BS), 1)).T, strict=True))
+    every, n_graded, n_kept = correct_B.numel(), int(graded_B.sum()), int(kept_P.sum())
+    accuracy = float(correct_B[graded_B].mean())
     means: dict[str, tuple[float, float]] = {
-        "grading/ungradable_share": (_share(~graded), every),
-        "rollout/invalid_share": (_share(stated.isnan()), every),
-        "response/length": (float(ends[:, -1].mean()), every),
+        "grading/ungradable_share": (_share(~graded_B), every),
+        "rollout/invalid_share": (_share(stated_B.isnan()), every),
+        "response/length": (float(ends_BS[:, -1].mean()), every),
         **{f"response/{segment}_length": (float(own.mean()), every) for segment, own in lengths.items()},
         **_thought_metrics(credited),
-        "rollout/confidence": (float(stated.nanmean()), int((~stated.isnan()).sum())),
+        "rollout/confidence": (float(stated_B.nanmean()), int((~stated_B.isnan()).sum())),
         "reward/answer": (accuracy, n_graded),
         "rollout/accuracy": (accuracy, n_graded),
-        CONFIDENCE_REWARD: (float(reward.nanmean()), int((~reward.isnan()).sum())),
+        CONFIDENCE_REWARD: (float(reward_PG.nanmean()), int((~reward_PG.isnan()).sum())),
         **confidence_metrics(scored),
-        "group/dropped_share": (_share(~kept), len(kept)),
+        "group/dropped_share": (_share(~kept_P), len(kept_P)),
         "rollout/gesr": (float(credit.gesr.nanmean()), n_kept),
         **{
-            f"group/no_{segment}_variance_share": (_share(~advantage.varies[kept]), n_kept)
+            f"group/no_{segment}_variance_share": (_share(~advantage.varies[kept_P]), n_kept)
             for segment, advantage in credit.segments.items()
             if advantage is not None
         },
@@ -68,23 +68,23 @@ def _thought_metrics(credited: Credited) -> dict[str, tuple[float, float]]:
     scored = credited.scored
     if scored.thought_ends is None:
         return {}
-    starts = scored.segment_ends[:, 0] if next(iter(credited.credit.segments)) == "confidence" else 0
-    is_open = scored.thought_ends == 0
-    lengths = (scored.lengths.where(is_open, scored.thought_ends) - starts).clamp(min=0).double()
-    n = len(lengths)
+    starts_B = scored.segment_ends[:, 0] if next(iter(credited.credit.segments)) == "confidence" else 0
+    is_open_B = scored.thought_ends == 0
+    lengths_B = (scored.lengths.where(is_open_B, scored.thought_ends) - starts_B).clamp(min=0).double()
+    n = len(lengths_B)
     return {
-        "response/thought_length": (float(lengths.mean()), n),
-        "response/open_thought_share": (_share(is_open), n),
+        "response/thought_length": (float(lengths_B.mean()), n),
+        "response/open_thought_share": (_share(is_open_B), n),
     }
 
 
 def confidence_metrics(scored: Scored) -> dict[str, WeightedMean]:
     """ECE, AUROC and Brier score of the graded responses; the first two are no means of those of a rollout's parts."""
-    graded = ~scored.correct.isnan()
+    graded_B = ~scored.correct.isnan()
     means: dict[str, tuple[float, float]] = {}
     for stated, suffix in ((scored.stated, ""), (scored.stated_after, "_after")):
         if stated is not None:
-            measured = calibration_metrics(stated[graded].numpy(), scored.correct[graded].bool().numpy())
+            measured = calibration_metrics(stated[graded_B].numpy(), scored.correct[graded_B].bool().numpy())
             found = {name: measured.values[name] for name in ("ece", "auroc", "brier")}
             means |= {f"rollout/{name}{suffix}": (value, measured.n_valid) for name, value in found.items()}
     return _defined(means)
@@ -108,14 +108,18 @@ def gap_metrics(name: str, correct: Tensor, stated: Tensor) -> dict[str, Weighte
     question.  Their names begin with ``name/``.  ``correct`` and ``stated`` are float64 ``[P, G]``, NaN where
     ungradable or invalid.
     """
-    usable = ~(correct.isnan() | stated.isnan())
-    difference = stated[usable] - correct[usable]
-    n, questions = difference.numel(), int(usable.any(dim=1).sum())
+    usable_PG = ~(correct.isnan() | stated.isnan())
+    difference_N = stated[usable_PG] - correct[usable_PG]
+    n, questions = difference_N.numel(), int(usable_PG.any(dim=1).sum())
     error = math.nan
     if questions > 1:
-        by_question = (stated - correct - difference.mean()).where(usable, 0).sum(dim=1)
-        error = math.sqrt(float((by_question**2).sum()) * questions / (questions - 1)) / n
-    found = {"accuracy": float(correct[usable].mean()), "confidence": float(stated[usable].mean()), "gap_error": error}
+        by_question_P = (stated - correct - difference_N.mean()).where(usable_PG, 0).sum(dim=1)
+        error = math.sqrt(float((by_question_P**2).sum()) * questions / (questions - 1)) / n
+    found = {
+        "accuracy": float(correct[usable_PG].mean()),
+        "confidence": float(stated[usable_PG].mean()),
+        "gap_error": error,
+    }
     return {f"{name}/{key}": WeightedMean(value, 0 if math.isnan(value) else n) for key, value in found.items()}
 
 
@@ -124,12 +128,12 @@ def sight_metrics(scored: Scored, seen: Sequence[bool]) -> dict[str, WeightedMea
 
     ``seen``, ``[P]``: whether an earlier step asked the question.
     """
-    correct, stated = (values.view(len(seen), -1) for values in (scored.correct, scored.stated))
+    correct_PG, stated_PG = (values.view(len(seen), -1) for values in (scored.correct, scored.stated))
     new = [p for p, known in enumerate(seen) if not known]
     asked = [p for p, known in enumerate(seen) if known]
     return {
-        **gap_metrics(FIRST_SIGHT, correct[new], stated[new]),
-        **gap_metrics(REPEATED, correct[asked], stated[asked]),
+        **gap_metrics(FIRST_SIGHT, correct_PG[new], stated_PG[new]),
+        **gap_metrics(REPEATED, correct_PG[asked], stated_PG[asked]),
     }
 
 
@@ -140,8 +144,8 @@ def cut_off(token_ids: Tensor, lengths: Tensor, most: int, ends: Sequence[int]) 
     """
     if not token_ids.shape[1]:
         return lengths >= most
-    last = token_ids.gather(1, (lengths.clamp(min=1) - 1)[:, None])[:, 0]
-    return (lengths >= most) & ~sum((last == end for end in ends), start=lengths < 0)
+    last_B = token_ids.gather(1, (lengths.clamp(min=1) - 1)[:, None])[:, 0]
+    return (lengths >= most) & ~sum((last_B == end for end in ends), start=lengths < 0)
 
 
 def _share(where: Tensor) -> float:

@@ -201,14 +201,16 @@ class Scored(Stated):
         def grouped(values: Tensor) -> Tensor:
             return values.view(-1, group_size)
 
-        of_confidence, after = (None if each is None else grouped(each) for each in (log_probs, self.stated_after))
-        credit = rule(grouped(self.correct), grouped(self.stated), of_confidence, reduce, after)
-        advantages = [values.flatten() for values in credit.values_by_segment().values()]
+        of_confidence_PG, after_PG = (
+            None if each is None else grouped(each) for each in (log_probs, self.stated_after)
+        )
+        credit = rule(grouped(self.correct), grouped(self.stated), of_confidence_PG, reduce, after_PG)
+        advantages_B = [values.flatten() for values in credit.values_by_segment().values()]
         columns = int(self.lengths.max()) if width is None else width
         return Credited(
             scored=self,
             credit=credit,
-            token_advantages=token_advantages(advantages, self.segment_ends, columns),
+            token_advantages=token_advantages(advantages_B, self.segment_ends, columns),
         )
 
     def row(self, index: int) -> dict[str, Any]:
@@ -309,8 +311,8 @@ def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tenso
     """
     if not rule.settings.reads_log_probs or log_probs is None:
         return None
-    inside = segment_masks(ends, rule.segments, log_probs.shape[1])["confidence"]
-    return log_probs.double().where(inside, 0.0).sum(dim=1)
+    inside_BT = segment_masks(ends, rule.segments, log_probs.shape[1])["confidence"]
+    return log_probs.double().where(inside_BT, 0.0).sum(dim=1)
 
 
 def correctness(verdicts: Iterable[Verdict]) -> Tensor:
