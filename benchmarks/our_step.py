@@ -30,7 +30,7 @@ class OurStep:
         config = self.config
         asked = question_order(self.records, config.rollout.prompts, 0).of_step(self.step)
         draw, group_size = generator(torch.device("cpu"), 0, "rollout", self.step), config.rollout.group_size
-        rollout = respond(self.policy, asked, config.method, config.rollout, draw, group_size)
+        rollout = respond(self.policy, asked, config.method.system_prompt, config.rollout, draw, group_size)
         graded = response_scorer(config.method, self.policy.text, self.grader)(rollout, asked)
         credited = graded.give_credit(CreditRule(config.method), group_size)
         update_policy(self.policy, rollout, credited, self.optimizer, self.lr, config)

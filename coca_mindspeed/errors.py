@@ -116,11 +116,11 @@ def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[P
     return list(problems.values())
 
 
-def raise_problems(problems: Collection[Problem], title: str = "") -> None:
-    """Raise :class:`ConfigError` with all problems, if there are any."""
+def raise_problems(problems: Collection[Problem], title: str = "", *, usage: bool = False) -> None:
+    """Raise :class:`ConfigError` (``usage``: :class:`UsageError`) with all problems, if there are any."""
     if problems:
         lines = [title] if title else []
-        raise ConfigError("\n".join([*lines, *map(str, problems)]), problems=problems)
+        raise (UsageError if usage else ConfigError)("\n".join([*lines, *map(str, problems)]), problems)
 
 
 def problems_of(error: CocaError, code: str, key: str, value: Any = None) -> list[Problem]:

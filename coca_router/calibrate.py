@@ -1,7 +1,6 @@
 """``coca-router calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import (
     outcomes,
 )
 from coca_mindspeed.evaluation.scoreboard import prediction_files
-from coca_mindspeed.utils.console import markdown_table, print_markdown, print_text
+from coca_mindspeed.utils.console import markdown_table, print_markdown, print_note
 from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.packages import require
 from coca_router.calibration import (
@@ -124,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise DataError(f"no map can be fitted: {error}") from error
     if curve is not None and len(correct) < FEWEST_LABELS:
         few = f"warning: {len(correct)} labels are fewer than {FEWEST_LABELS}: the map is not shown to be usable"
-        print_text(f"{few}; label more answers", sys.stderr)
+        print_note(f"{few}; label more answers")
     fitted = Calibration(identity=identity, labels=len(correct), curve=curve, certificate=certificate)
     write_json(arguments.output, fitted.model_dump(mode="json"))
     print_markdown(f"{text}{end}{arguments.output}")
@@ -195,10 +194,9 @@ def _forms(predictions: Sequence[Prediction]) -> list[str] | Literal["unknown"]:
     without = sum(p.form is None for p in predictions)
     if not without:
         return sorted(forms)
-    print_text(
+    print_note(
         f"warning: {without} of {len(predictions)} predictions name no form of their prompt (the field form), so that "
-        "a prompt with another instruction is not noticed",
-        sys.stderr,
+        "a prompt with another instruction is not noticed"
     )
     return "unknown"
 

@@ -1,7 +1,6 @@
 """The configuration of ``coca-router serve``: backends, tiers, thresholds, caps and limits."""
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from coca_mindspeed.config.prompt_form import prompt_file, read_prompt_file
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import UNKNOWN_KEY, ConfigError, did_you_mean, validation_problems
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from coca_router.calibration import Identity, read_calibration
 from coca_router.decision import Action, Band, ThresholdRule, answer_from
@@ -279,7 +278,7 @@ def _policy(tier: TierConfig, backend: BackendConfig, last: bool) -> TierPolicy:
     asked: dict[str, Any] = {"source": tier.confidence.source, "request": backend.request}
     content.identity.require(backend.model, prompt, tier.temperature, where=where, **asked)
     if content.identity.forms == "unknown":
-        print_text(f"warning: {where}: form unknown; calibrate anew by predictions that name their form", sys.stderr)
+        print_note(f"warning: {where}: form unknown; calibrate anew by predictions that name their form")
     if tier.certificate is None:
         if content.curve is None:
             raise ConfigError(f"{file}: holds a certificate alone; use it as certificate")

@@ -77,9 +77,12 @@ def error_codes() -> str:
             if getattr(call.func, "id", "") in _PROBLEMS and code and re.fullmatch("[a-z0-9][a-z0-9-]+", code):
                 places.setdefault(code, set()).add(_ENGINES.get(engine, engine))
                 keys.setdefault(code, set()).update({key} if key else ())
-    for row in yaml.safe_load((ROOT / "coca_mindspeed/verl/required_values.yaml").read_text(encoding="utf-8")):
-        places.setdefault(row["code"], set()).add("verl")
-        keys.setdefault(row["code"], set()).update(row["keys"])
+    constants = {"verl": "verl/required_values.yaml", "integrations": "integrations/required_options.yaml"}
+    tables = {name: yaml.safe_load((ROOT / "coca_mindspeed" / file).read_bytes()) for name, file in constants.items()}
+    for engine, rows in {**tables.pop("integrations"), **tables}.items():
+        for row in rows:
+            places.setdefault(row["code"], set()).add(_ENGINES.get(engine, engine))
+            keys.setdefault(row["code"], set()).update(row["keys"])
     rows = []
     for code in sorted(places):
         engines = ", ".join(sorted(filter(None, places[code])))

@@ -182,7 +182,7 @@ def majority_predictions(
     """
     policy, method = target.policy, target.method
     sampling = target.rollout.model_copy(update={"temperature": 1.0})
-    sampled = respond(policy, records, method, sampling, target.generator(*purpose), k)
+    sampled = respond(policy, records, method.system_prompt, sampling, target.generator(*purpose), k)
     graded = response_scorer(method, policy.text, target.grader)(sampled, records)
     lengths = graded.lengths.view(-1, k).sum(dim=1).tolist()
     predictions = []

@@ -20,7 +20,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import CATEGORIES, Record
 from coca_mindspeed.errors import ConfigError, UsageError, did_you_mean
-from coca_mindspeed.utils.console import one_line, print_text, without_password
+from coca_mindspeed.utils.console import one_line, print_note, print_text, without_password
 from coca_mindspeed.utils.json_files import to_json_line
 from coca_mindspeed.utils.packages import require
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
         records = [prompt.record(question) for question in questions]
         _check_context(path, config, records, prompt.system_prompt)
-        print_text(f"loading {path}", sys.stderr)
+        print_note(f"loading {path}")
         policy = load_policy(path, config.model, choose_device(arguments.device, where="--device"), where="MODEL")
         replies = ask(policy, config, records, prompt.system_prompt, arguments.samples)
         missing = (
@@ -95,10 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     for reply in replies:
         print_text(to_json_line(reply._asdict()).rstrip("\n") if arguments.json else reply.line)
     if 2 * valid < len(replies):
-        print_text(
+        print_note(
             f"[no-format] {valid} of {len(replies)} sampled responses state a valid confidence, expected at least "
-            f"half; {missing}",
-            sys.stderr,
+            f"half; {missing}"
         )
     return 0 if valid else 1
 
@@ -133,7 +132,7 @@ def _readable(path: Path, config: RunConfig, questions: Sequence[str]) -> list[s
         reads = "sums, products and remainders of numbers of four digits, units first: 1600+7000 is 61 + 7"
         if not of_run:
             reads = "only the characters " + "".join(sorted(name for name in tokenizer.get_vocab() if len(name) == 1))
-        print_text(f"{one_line(question)}: [unreadable] the model reads {reads}", sys.stderr)
+        print_note(f"{one_line(question)}: [unreadable] the model reads {reads}")
     return readable
 
 
@@ -166,19 +165,12 @@ def ask(
     policy: "Policy", config: RunConfig, records: Sequence[Record], system_prompt: str | None, samples: int
 ) -> list[Reply]:
     """Sample ``samples`` responses to each record and read their confidences."""
-    from coca_mindspeed.local.sampler import sample_responses
+    from coca_mindspeed.local.respond import respond
     from coca_mindspeed.local.schedule import generator
     from coca_mindspeed.scoring.rollout import number_or_none
 
-    rollout = sample_responses(
-        policy,
-        policy.encode_prompts(records, system_prompt),
-        group_size=samples,
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.rollout.temperature,
-        generator=generator(policy.device, config.seed, "ask"),
-        batch_responses=config.rollout.batch_responses,
-    )
+    draw = generator(policy.device, config.seed, "ask")
+    rollout = respond(policy, records, system_prompt, config.rollout, draw, samples)
     parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
     stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
@@ -200,7 +192,7 @@ def _prompt(arguments: argparse.Namespace, trained: TrainedPrompt | None, method
         raise UsageError(f"--category {category}: expected one of {', '.join(named)}{did_you_mean(category, named)}")
     if form is not None and form.instructions:
         trained_with = ", ".join(form.instructions)
-        print_text(f"warning: --category {category}: the model was trained with {trained_with}", sys.stderr)
+        print_note(f"warning: --category {category}: the model was trained with {trained_with}")
     return _Prompt(system_prompt, CATEGORY_INSTRUCTIONS.get(category or "factual", ""))
 
 

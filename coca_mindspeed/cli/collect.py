@@ -3,7 +3,6 @@
 import argparse
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from coca_mindspeed.data.records import Record, records_digest, write_records
 from coca_mindspeed.data.registry import read_records_of
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.collection import Answerer, collect_responses
-from coca_mindspeed.utils.console import print_text, without_password
+from coca_mindspeed.utils.console import print_note, print_text, without_password
 from coca_mindspeed.utils.files import fingerprint
 from coca_mindspeed.utils.json_files import read_complete_rows, read_json_lines
 from coca_mindspeed.utils.packages import require
@@ -163,7 +162,7 @@ def _warn_of_useless(responses: Path) -> None:
         (sum(not row["response"].strip() for row in rows), "are empty; evaluate counts them as wrong"),
     ):
         if count:
-            print_text(f"warning: {count} of {len(rows)} responses {what}", sys.stderr)
+            print_note(f"warning: {count} of {len(rows)} responses {what}")
 
 
 def _of_server(arguments: argparse.Namespace, _: Sequence[Record]) -> _Asked:
@@ -222,7 +221,7 @@ def _of_model(arguments: argparse.Namespace, records: Sequence[Record]) -> _Aske
 
         device = choose_device(arguments.device or "auto", where="--device")
         memory = plan_collection(config, records, form, at_once, device)
-        print_text(f"loading {path} on {device}: {memory}", sys.stderr)
+        print_note(f"loading {path} on {device}: {memory}")
         policy = load_policy(path, config.model, device, where="MODEL")
         return LocalAnswers(policy, config, form, at_once).answer
 

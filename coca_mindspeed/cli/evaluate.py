@@ -1,9 +1,7 @@
 """``coca-mindspeed evaluate``: metrics with intervals of predictions or responses, ours or others'."""
 
 import argparse
-import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,11 +45,11 @@ from coca_mindspeed.evaluation.scoreboard import (
     unique_labels,
 )
 from coca_mindspeed.evaluation.sources import Reading, read_source
-from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_text
+from coca_mindspeed.utils.console import markdown_table, one_line, print_markdown, print_note
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import check_writable
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.json_files import write_json
+from coca_mindspeed.utils.json_files import replace_nonfinite, write_json
 from coca_mindspeed.utils.packages import require
 
 
@@ -109,10 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
         write_predictions(files["predictions.jsonl"], predictions)
         write_json(files["metrics.json"], {**chosen, "results": results, "differences": differences})
         write_atomically(files["metrics.md"], text)
-        print_text(f"written: {', '.join(map(str, files.values()))}", sys.stderr)
+        print_note(f"written: {', '.join(map(str, files.values()))}")
         if arguments.report:
             page, _ = write_report(runs, arguments.output, closed=options.closed)
-            print_text(f"report with pictures: {page}", sys.stderr)
+            print_note(f"report with pictures: {page}")
     return 0
 
 
@@ -149,7 +147,7 @@ def _warn_of_other_questions(predictions: Sequence[Prediction]) -> None:
             asked.setdefault((p.dataset, p.id), set()).add(" ".join(p.question.split()))
     if differ := [key for key, questions in asked.items() if len(questions) > 1]:
         dataset, name = differ[0]
-        _warn(
+        print_note(
             f"warning: {len(differ)} of {len(asked)} questions have another text in another file, the first is "
             f"{name!r} of {dataset!r}; files are paired by data set and id (a row without id has its number): give the "
             "rows the 'id' of their question, or a 'dataset' to each set of questions"
@@ -164,11 +162,7 @@ def _warn_of_ungradable(runs: Sequence[Run]) -> None:
             if not rows[dataset]:
                 raise DataError(f"{run.label}: none of the {count} answers of {dataset} could be graded")
             total = count + len(rows[dataset])
-            _warn(f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out")
-
-
-def _warn(text: str) -> None:
-    print_text(text, sys.stderr)
+            print_note(f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out")
 
 
 def _base(path: Path) -> Run:
@@ -293,13 +287,9 @@ def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
         "n": board.count(run.label, column),
         "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
         "mean_of": list(column.datasets) if column.is_average else None,
-        "after_answer": _none_for_nan(second) if second else None,
+        "after_answer": replace_nonfinite(second) if second else None,
         "metrics": {name: board.interval(run.label, column, name).as_dict() for name in metrics},
         "ece_if_calibrated": None if found is None else found.as_dict(),
         "undefined": {} if own is None else dict(own.undefined),
-        "risk": None if risk is None else [_none_for_nan(row._asdict()) for row in risk],
+        "risk": None if risk is None else [replace_nonfinite(row._asdict()) for row in risk],
     }
-
-
-def _none_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in values.items()}

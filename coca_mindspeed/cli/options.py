@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.errors import CocaError
+
 
 def subcommand(actions: Any, name: str, summary: str, **options: Any) -> argparse.ArgumentParser:
     """Add a parser whose help and description are ``summary``."""
@@ -90,24 +92,13 @@ def json_object(example: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
 grader_options = json_object({"factual": {"match": "exact"}})
 
 
-def grader_option(text: str) -> str:
-    """Grader by name, or one's own (``./f.py:name``), with the fingerprint of its file."""
-    from coca_mindspeed.errors import GradingError
-    from coca_mindspeed.grading.registry import known_grader  # --help needs no grader
-
-    try:
-        return known_grader(text)
-    except GradingError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def checked_by(module: str, check: str, read: Callable[[str], Any] = str) -> Callable[[str], Any]:
     """Value that the function ``check`` of a module of this package accepts, once ``read`` has read it."""
 
     def checked(text: str) -> Any:
         try:  # --help needs no schema
             return getattr(importlib.import_module(f"coca_mindspeed.{module}"), check)(read(text))
-        except ValueError as error:
+        except (ValueError, CocaError) as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return checked
@@ -121,6 +112,8 @@ prediction_columns = checked_by(
     "evaluation.predictions", "prediction_columns", json_object({"confidence": "p", "correct": "is_right"})
 )
 day = checked_by("config.values", "template_day")
+#: Grader by name, or one's own (``./f.py:name``), with the fingerprint of its file.
+grader_option = checked_by("grading.registry", "known_grader")
 
 
 def device_name(text: str) -> str:

@@ -1,7 +1,6 @@
 """Predictions of the commands that grade responses: their options, and reading a file or an OpenCompass run."""
 
 import argparse
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ from coca_mindspeed.evaluation.adapters import read_responses
 from coca_mindspeed.evaluation.predictions import Prediction, rows_by_field
 from coca_mindspeed.evaluation.sources import SOURCES, Reading, read_source
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.utils.console import print_text, without_password
+from coca_mindspeed.utils.console import print_note, without_password
 from coca_mindspeed.utils.tokenization import TokenCounter
 
 # Options of grading, which files of predictions do not need.
@@ -85,11 +84,13 @@ def _grade(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
             grader_options=arguments.grader_options,
             parser=ResponseParser(position, arguments.decimals, bool(arguments.thinking)),
             tokenizer=tokenizer,
-            warn=_warn,
+            warn=print_note,
         )
     thoughts = sum(END_THINK_TAG in p.response for p in predictions)
     if not arguments.thinking and 2 * thoughts > len(predictions):
-        _warn(f"warning: {path}: {thoughts} of {len(predictions)} responses hold a thought, graded too; use --thinking")
+        print_note(
+            f"warning: {path}: {thoughts} of {len(predictions)} responses hold a thought, graded too; use --thinking"
+        )
     hinted = arguments.position is None and _hint_at_position(predictions)
     if not hinted and all(p.confidence is None for p in predictions):
         _warn_of_no_confidence(path, arguments.columns, len(predictions))
@@ -102,7 +103,9 @@ def _hint_at_position(predictions: Sequence[Prediction]) -> bool:
     parse = ResponseParser("last")
     behind = sum(parse(p.response).confidence is not None for p in unread)
     if hinted := 2 * behind > len(predictions):
-        _warn(f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last")
+        print_note(
+            f"warning: {behind} of {len(predictions)} responses state their confidence last; use --position last"
+        )
     return hinted
 
 
@@ -112,8 +115,4 @@ def _warn_of_no_confidence(path: Path, columns: Mapping[str, str] | None, count:
     if "confidence" not in names:
         where = f"before its answer; the columns are {', '.join(map(repr, names))}{did_you_mean('confidence', names)}"
         where += '; --columns \'{"confidence": "COLUMN"}\' reads it from a column'
-    _warn(f"warning: {path}: none of {count} responses states a valid confidence {where}")
-
-
-def _warn(text: str) -> None:
-    print_text(text, sys.stderr)
+    print_note(f"warning: {path}: none of {count} responses states a valid confidence {where}")

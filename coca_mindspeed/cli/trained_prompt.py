@@ -1,13 +1,12 @@
 """A model of a run, or an exported one: its directory, and the form of the prompts that it was trained with."""
 
-import sys
 from pathlib import Path
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.prompt_form import PROMPT_FILE, TrainedPrompt, prompt_file, read_prompt_file
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.local.run_directory import list_checkpoints
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import is_ours, run_of_model
 
@@ -28,7 +27,7 @@ def model_directory(path: Path) -> Path:
         if not model.is_dir():
             reason = "holds adapters, and no whole model; finish the run with --resume, which writes one"
             raise ConfigError(f"{newest.path}: {reason}")
-        print_text(f"note: {path}: the run is not finished; its model is that of step {newest.step}", sys.stderr)
+        print_note(f"note: {path}: the run is not finished; its model is that of step {newest.step}")
     return model
 
 
@@ -53,7 +52,7 @@ def trained_prompt_of(path: Path, *, custom_code: bool = False) -> TrainedPrompt
     try:
         return trained_prompt(config, load_data(config.data)[0])
     except CocaError as error:  # the file is gone, or a package that reads it is not installed
-        print_text(f"warning: {run}: the questions that it was trained on cannot be read: {error}", sys.stderr)
+        print_note(f"warning: {run}: the questions that it was trained on cannot be read: {error}")
         return trained_prompt(config, [])
 
 

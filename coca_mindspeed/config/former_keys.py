@@ -4,14 +4,13 @@ A run's ``config.yaml`` holds every key of the release that began it.  One that 
 """
 
 import copy
-import sys
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.algorithm.methods.settings import keys_of_others
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.text_formats import value_of
 
 _BY_VLLM = "was removed: to sample by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
@@ -68,6 +67,4 @@ def _is_default(value: object, default: object) -> bool:
 
 @cache
 def _note(file: Path, keys: str) -> None:
-    print_text(
-        f"note: {file}: keys of an earlier release or another method, without effect, left out: {keys}", sys.stderr
-    )
+    print_note(f"note: {file}: keys of an earlier release or another method, without effect, left out: {keys}")

@@ -3,7 +3,6 @@
 The module ``plan`` of each engine makes one.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rich.table import Table
 from coca_mindspeed.algorithm.methods import CocaMethodSettings, MethodSettings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
-from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.console import PlainConsole, print_note, print_text
 from coca_mindspeed.utils.process import GIB
 
 Row = tuple[str, str]
@@ -179,7 +178,7 @@ def show_plan(plan: Plan, *, quiet: bool = False) -> None:
     if plan.rows and not quiet:
         _print(plan)
     for warning in plan.warnings:
-        print_text(f"warning: {warning}", sys.stderr)
+        print_note(f"warning: {warning}")
     raise_problems(plan.problems, f"{plan.title} cannot run:")
 
 

@@ -82,6 +82,24 @@ class Requirement(Generic[Subject]):
         return f"must be {shown or 'absent'}: {because}"
 
 
+def constant_rows(groups: Sequence[Mapping[str, Any]]) -> Iterator[Requirement[Any]]:
+    """The rows of a YAML table: groups with ``code``, ``because`` and ``keys``, the accepted values by key.
+
+    A group may be ``optional``; keys of the code ``no-effect`` are, and have no effect.
+    """
+    for group in groups:
+        code, without_effect = group["code"], group["code"] == "no-effect"
+        for key, accepted in group["keys"].items():
+            yield Requirement(
+                code,
+                key,
+                tuple(accepted),
+                group["because"],
+                optional=without_effect or group.get("optional", False),
+                effect="none" if without_effect else "read",
+            )
+
+
 def required(rows: Sequence[Requirement[Subject]]) -> Check[Subject]:
     """A check that yields a problem for each row that its subject does not meet, in the order of the table."""
 

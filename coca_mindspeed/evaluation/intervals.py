@@ -17,7 +17,7 @@ Influences of the samples of one question are added before they are squared, so 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ from coca_mindspeed.evaluation.metrics import (
     calibration_metrics,
 )
 from coca_mindspeed.evaluation.predictions import GradedPredictions
+from coca_mindspeed.utils.json_files import replace_nonfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Interval:
 
     def as_dict(self) -> dict[str, float | None]:
         """Return strict JSON, None for NaN."""
-        values = {"estimate": self.estimate, "low": self.low, "high": self.high}
-        return {name: None if math.isnan(value) else value for name, value in values.items()}
+        return replace_nonfinite(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class EceUnderCalibration:
 
     def as_dict(self) -> dict[str, float | None]:
         """Return strict JSON, None where undefined."""
-        return {"mean": None, "p95": None} if math.isnan(self.mean) else {"mean": self.mean, "p95": self.high}
+        return replace_nonfinite({"mean": self.mean, "p95": self.high})
 
 
 def ece_under_calibration(groups: ConfidenceGroups, draws: int = 1000, seed: int = 0) -> EceUnderCalibration:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from scipy.special import betaincinv
 
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
+from coca_mindspeed.utils.json_files import replace_nonfinite
 
 Floats = npt.NDArray[np.float64]
 BinsClosed = Literal["right", "left"]
@@ -313,8 +314,12 @@ class CalibrationMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""
-        values = {name: None if math.isnan(value) else value for name, value in self.values.items()}
-        return {**values, "n": self.n, "n_valid": self.n_valid, "undefined": dict(self.undefined)}
+        return {
+            **replace_nonfinite(self.values),
+            "n": self.n,
+            "n_valid": self.n_valid,
+            "undefined": dict(self.undefined),
+        }
 
     def headline(self) -> dict[str, Any]:
         """Return the metrics of :data:`HEADLINE`, None for NaN."""

@@ -10,7 +10,6 @@ columns of any names.
 
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -24,7 +23,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.formats import file_format, read_rows
 from coca_mindspeed.data.records import scalar_text
 from coca_mindspeed.errors import DataError, did_you_mean
-from coca_mindspeed.utils.console import one_line, print_text
+from coca_mindspeed.utils.console import one_line, print_note
 from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
 
 # The metric of a validation that counts the answers which the other metrics leave out.
@@ -218,7 +217,7 @@ def read_predictions(
 def note_ignored(path: Path, names: Iterable[str], used: Iterable[str] = _FIELDS) -> None:
     """Print which of the ``names`` of a file's columns are not ``used``; default: are no fields of a prediction."""
     if ignored := sorted(str(name) for name in {*names} - {*used}):
-        print_text(f"{path}: fields without effect: {one_line(', '.join(ignored))}", sys.stderr)
+        print_note(f"{path}: fields without effect: {one_line(', '.join(ignored))}")
 
 
 def rows_by_field(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:

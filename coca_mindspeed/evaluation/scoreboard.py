@@ -4,7 +4,6 @@ Category averages follow the paper's rule.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from coca_mindspeed.evaluation.predictions import (
     read_predictions,
     validation_files,
 )
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.json_files import read_steps
 
 #: The paper's data sets by category, in its order.
@@ -274,7 +273,7 @@ def prediction_files(directory: Path) -> list[Path]:
         files += validations[:1] + validations[1:][-1:]
         if len(validations) > 2:
             read = f"only the first and the newest of {len(validations)} validations are read; name it to read all"
-            print_text(f"note: {folder}: {read}", sys.stderr)
+            print_note(f"note: {folder}: {read}")
     return files
 
 

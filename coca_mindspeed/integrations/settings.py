@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import accumulate
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config.prompt_form import contains_prompt
-from coca_mindspeed.config.requirements import Requirement, View, required
+from coca_mindspeed.config.requirements import Requirement, View, constant_rows, required
 from coca_mindspeed.config.values import Engine, KeyFacts, unread_keys
 from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import CocaError, DataError, Problem, find_problems, raise_problems
@@ -24,14 +24,11 @@ from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.settings import ScoringSettings, checked_section, method_section
 from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.utils.text_formats import read_yaml
 
-#: Reasons that requirements on the options of several frameworks have.
-ADVANTAGES_ALONE = "advantages are CoCA's alone"
-ONE_RATIO = "one ratio for a whole response gives each of its tokens the gradient of both segments"
+#: Reasons that requirements on the options of several frameworks have; the others are in ``required_options.yaml``.
 ONE_WEIGHT = "one weight for a whole response scales the confidence's tokens by the answer's"
-ONE_MASK = "it decides by the log-probs of the whole response which tokens of a segment are trained"
 ALL_EQUAL = "groups whose answers are all right, or all wrong, train the confidence too"
-BY_ENTROPY = "it decides by the entropies of all tokens of the batch whether a confidence is trained"
 Share = Annotated[float, Field(gt=0)]
 _NO_STEPS = KeyFacts(
     instead={
@@ -112,6 +109,11 @@ _SHARES: tuple[Requirement[IntegrationSettings], ...] = (
         "not set together with coca.stage",
     ),
 )
+
+
+def option_rows(framework: str) -> Iterator[Requirement[View]]:
+    """The rows of ``required_options.yaml`` for a framework."""
+    return constant_rows(read_yaml(Path(__file__).with_name("required_options.yaml"))[framework])
 
 
 def check_options(rows: Sequence[Requirement[View]], args: Any, title: str) -> None:

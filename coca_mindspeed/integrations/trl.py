@@ -25,9 +25,6 @@ from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.data.prompts import TemplateKeys, check_chat, check_end, write_into_template
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.integrations.settings import (
-    BY_ENTROPY,
-    ONE_MASK,
-    ONE_RATIO,
     ONE_WEIGHT,
     RowGrader,
     check_held_out,
@@ -35,6 +32,7 @@ from coca_mindspeed.integrations.settings import (
     check_prompt,
     check_sources,
     integration_settings,
+    option_rows,
     rows_of_process,
 )
 from coca_mindspeed.scoring.health import HealthWarnings
@@ -64,9 +62,8 @@ _KEYS = TemplateKeys(
 )
 
 
-_ONE_FUNCTION = "there is one reward function"
 _REQUIREMENTS: tuple[Requirement[View], ...] = (
-    Requirement("segments", "importance_sampling_level", ("token",), ONE_RATIO),
+    *option_rows("trl"),
     Requirement(
         "segments",
         "vllm_importance_sampling_mode",
@@ -77,16 +74,6 @@ _REQUIREMENTS: tuple[Requirement[View], ...] = (
     Requirement(
         "segments", "loss_type", lambda loss, _: loss != "vespo", f"must have a ratio for each token: {ONE_WEIGHT}"
     ),
-    Requirement("segments", "off_policy_mask_threshold", (None,), ONE_MASK),
-    Requirement("segments", "top_entropy_quantile", (1.0,), BY_ENTROPY),
-    Requirement(
-        "scale",
-        "scale_rewards",
-        ("group",),
-        "the scale of CoCA's advantages is coca={'method': {'advantage_scale': ...}}",
-    ),
-    Requirement("rewards", "reward_weights", (None,), _ONE_FUNCTION),
-    Requirement("rewards", "multi_objective_aggregation", ("sum_then_normalize",), _ONE_FUNCTION),
     Requirement(
         "groups", "num_generations_eval", lambda group, _: group != 1, "must be at least 2, since GESR needs a group"
     ),

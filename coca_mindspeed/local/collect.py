@@ -18,7 +18,7 @@ from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_co
 from coca_mindspeed.local.plan import MARGIN, estimate_memory, free_bytes
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prompt_checks import LengthLimits, check_prompts
-from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.scoring.rollout import number_or_none
 from coca_mindspeed.utils.process import GIB
@@ -47,16 +47,10 @@ class LocalAnswers:
     def _answer(self, chunk: Sequence[tuple[Key, Record]], add: Add) -> None:
         policy, config, form = self.policy, self.config, self.form
         records = in_form([record for _, record in chunk], form)
+        sampling = config.rollout.model_copy(update={"batch_responses": None})
+        draw = generator(policy.device, config.seed, "collect", *chunk[0][0])
         try:
-            rollout = sample_responses(
-                policy,
-                policy.encode_prompts(records, form.system_prompt),
-                group_size=1,
-                max_new_tokens=config.rollout.max_new_tokens,
-                temperature=config.rollout.temperature,
-                generator=generator(policy.device, config.seed, "collect", *chunk[0][0]),
-                batch_responses=None,
-            )
+            rollout = respond(policy, records, form.system_prompt, sampling, draw, group_size=1)
         except NoDistributionError as error:
             raise ConfigError(f"MODEL={config.model.path}: {error}") from error
         parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)

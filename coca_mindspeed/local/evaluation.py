@@ -288,7 +288,7 @@ def run_preflight(
             rollout = respond(
                 policy,
                 records,
-                config.method,
+                config.method.system_prompt,
                 settings.model_copy(update={"batch_responses": at_once, "max_new_tokens": longest}),
                 generator(policy.device, config.seed, _STAGE),
                 group_size=1,

@@ -4,7 +4,6 @@ import copy
 import functools
 import importlib.util
 import itertools
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from coca_mindspeed.local.model_files import load_model_tokenizer, read_model_co
 from coca_mindspeed.local.plain import DTYPE, PLAIN, RELEASE
 from coca_mindspeed.local.policy import Policy, Sharing, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.text_formats import read_yaml
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -53,10 +52,7 @@ def load_policy(
         reason = f"{architecture.model_type} is not a tested architecture"
         if PLAIN:
             reason = f"transformers {RELEASE} is older than 4.57"
-        print_text(
-            f"note: {where}={path}: {reason} (docs/training.md): {attention} attention, no prefix sharing",
-            sys.stderr,
-        )
+        print_note(f"note: {where}={path}: {reason} (docs/training.md): {attention} attention, no prefix sharing")
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path,

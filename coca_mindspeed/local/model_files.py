@@ -5,7 +5,6 @@
 
 import math
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import date
@@ -21,7 +20,7 @@ from coca_mindspeed.config.schema import LoraConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.prompts import no_chat_template, prompt_messages, reads_clock, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.json_files import read_object
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
@@ -49,7 +48,7 @@ def download_model(name: str, *, custom_code: bool, show_progress: bool) -> Path
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if show_progress:
-        print_text(f"model.path={name}: from {constants.ENDPOINT}, cached in {constants.HF_HUB_CACHE}", sys.stderr)
+        print_note(f"model.path={name}: from {constants.ENDPOINT}, cached in {constants.HF_HUB_CACHE}")
     else:
         disable_progress_bars()
     wanted = [*_DOWNLOADED, *(["*.py"] if custom_code else ())]

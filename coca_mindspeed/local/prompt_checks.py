@@ -3,17 +3,17 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.prompts import TEMPLATE_KEYS, TemplateKeys, check_template, render_prompts
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, Problem, raise_problems
 from coca_mindspeed.local.inputs import RunInputs, warm_up_format
-from coca_mindspeed.local.model_files import context_limit, read_model_config
+from coca_mindspeed.local.model_files import ContextLimit, context_limit, read_model_config
 from coca_mindspeed.utils.progress import StepProgress
 
 _CHUNK = 200  # prompts checked at a time; small enough to show progress
@@ -56,9 +56,18 @@ def check_answers(tokenizer: Any, inputs: RunInputs) -> Problem | None:
 
 def _longer(tokenizer: Any, records: Sequence[Record], texts: Sequence[str], most: int) -> Iterator[tuple[Record, int]]:
     """The records whose texts have more than ``most`` tokens, and how many."""
-    doubtful = [(record, text) for record, text in zip(records, texts, strict=True) if _most_bytes(text) > most]
-    ids = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"] if doubtful else []
-    yield from ((record, len(own)) for (record, _), own in zip(doubtful, ids, strict=True) if len(own) > most)
+    tokenized = _tokenized(tokenizer, records, texts, lambda text: _most_bytes(text) > most)
+    yield from ((record, len(ids)) for record, ids in tokenized if len(ids) > most)
+
+
+def _tokenized(
+    tokenizer: Any, records: Sequence[Record], texts: Sequence[str], is_doubtful: Callable[[str], bool]
+) -> Iterator[tuple[Record, list[int]]]:
+    """The records whose texts are doubtful, and the token ids of these."""
+    doubtful = [(record, text) for record, text in zip(records, texts, strict=True) if is_doubtful(text)]
+    if doubtful:
+        encoded = tokenizer([text for _, text in doubtful], add_special_tokens=False)["input_ids"]
+        yield from ((record, ids) for (record, _), ids in zip(doubtful, encoded, strict=True))
 
 
 def check_prompts(
@@ -111,51 +120,65 @@ def check_lengths(
     """
     context, rows = context_limit(architecture), getattr(architecture, "vocab_size", math.inf)
     room = limits.prompt if context is None else min(limits.prompt, context.tokens - limits.response)
+    ids = _IdLimit(tokenizer, rows, model)
+    ids.check_special_tokens()
     rowless = any(token_id >= rows for token_id in tokenizer.get_vocab().values())
 
-    def refuse_id(what: str, fix: str) -> None:
-        reason = f"its embedding has {rows} rows (vocab_size in config.json), its tokenizer gives {what}"
-        fix = f"model.resize_token_embeddings({len(tokenizer)}) and save_pretrained{fix}"
-        key, _, path = model.partition("=")
-        raise_problems([Problem("token-id", key, path, reason, fix)])
+    def is_doubtful(text: str) -> bool:
+        return rowless or not text or _most_bytes(text) > room
 
-    for name in ("pad_token", "eos_token"):
-        token_id = getattr(tokenizer, f"{name}_id")
-        if token_id is not None and token_id >= rows:
-            refuse_id(f"{name} {getattr(tokenizer, name)!r} the id {token_id}", f", or name another {name}")
     with StepProgress(len(records), show_progress, title="checking prompts", patience=_SILENT) as progress:
         for start in range(0, len(records), _CHUNK):
             chunk = records[start : start + _CHUNK]
             texts = render_prompts(tokenizer, chunk, system_prompt)
-            doubtful = [
-                (record, text)
-                for record, text in zip(chunk, texts, strict=True)
-                if rowless or not text or _most_bytes(text) > room
-            ]
-            texts = [text for _, text in doubtful]
-            prompts = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-            for (record, _), ids in zip(doubtful, prompts, strict=True):
-                name, length = record.name, len(ids)
-                if not 0 < length <= limits.prompt:
-                    raise DataError(
-                        f"{name}: its prompt has {length} tokens, expected 1 to {limits.prompt} ({limits.prompt_key})"
-                    )
-                if (token_id := max(ids)) >= rows:
-                    token = tokenizer.convert_ids_to_tokens(token_id)
-                    refuse_id(f"{token!r} in the prompt of {name} the id {token_id}", "")
-                if context is not None and length >= context.tokens:
-                    raise DataError(
-                        f"{name}: its prompt has {length} tokens, and the context of {model} has {context.tokens} for "
-                        f"prompt and response: {context.reason}"
-                    )
-                if context is not None and length + limits.response > context.tokens:
-                    reason = (
-                        f"with the prompt of {name} ({length} tokens) exceeds the {context.tokens} tokens of {model}: "
-                        f"{context.reason}"
-                    )
-                    fix = f"set it to {context.tokens - length} or less"
-                    raise_problems([Problem("context", limits.response_key, limits.response, reason, fix)])
+            for record, prompt in _tokenized(tokenizer, chunk, texts, is_doubtful):
+                _check_length(record.name, len(prompt), limits)
+                ids.check(record.name, prompt)
+                if context is not None:
+                    _check_context(record.name, len(prompt), limits, context, model)
             progress.show(start + len(chunk))
+
+
+class _IdLimit(NamedTuple):
+    """The ids of a tokenizer that have a row in the embedding of ``model``."""
+
+    tokenizer: Any
+    rows: float
+    model: str  # key and path
+
+    def check_special_tokens(self) -> None:
+        for name in ("pad_token", "eos_token"):
+            token_id = getattr(self.tokenizer, f"{name}_id")
+            if token_id is not None and token_id >= self.rows:
+                self._refuse(f"{name} {getattr(self.tokenizer, name)!r} the id {token_id}", f", or name another {name}")
+
+    def check(self, name: str, prompt: Sequence[int]) -> None:
+        if (token_id := max(prompt)) >= self.rows:
+            token = self.tokenizer.convert_ids_to_tokens(token_id)
+            self._refuse(f"{token!r} in the prompt of {name} the id {token_id}", "")
+
+    def _refuse(self, what: str, fix: str) -> None:
+        reason = f"its embedding has {self.rows} rows (vocab_size in config.json), its tokenizer gives {what}"
+        fix = f"model.resize_token_embeddings({len(self.tokenizer)}) and save_pretrained{fix}"
+        key, _, path = self.model.partition("=")
+        raise_problems([Problem("token-id", key, path, reason, fix)])
+
+
+def _check_length(name: str, length: int, limits: LengthLimits) -> None:
+    if not 0 < length <= limits.prompt:
+        raise DataError(f"{name}: its prompt has {length} tokens, expected 1 to {limits.prompt} ({limits.prompt_key})")
+
+
+def _check_context(name: str, length: int, limits: LengthLimits, context: ContextLimit, model: str) -> None:
+    if length >= context.tokens:
+        raise DataError(
+            f"{name}: its prompt has {length} tokens, and the context of {model} has {context.tokens} for prompt and "
+            f"response: {context.reason}"
+        )
+    if length + limits.response > context.tokens:
+        reason = f"with the prompt of {name} ({length} tokens) exceeds the {context.tokens} tokens of {model}: "
+        fix = f"set it to {context.tokens - length} or less"
+        raise_problems([Problem("context", limits.response_key, limits.response, reason + context.reason, fix)])
 
 
 def _most_bytes(text: str) -> int:

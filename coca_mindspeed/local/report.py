@@ -1,6 +1,5 @@
 """The report of a local run, made from the files of its directory, and the table of metrics before and after."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ from coca_mindspeed.evaluation.scoreboard import Run
 from coca_mindspeed.scoring.health import NO_SIGNAL_STEPS, Z95, Gap, gap_problem, rewards_confidence
 from coca_mindspeed.scoring.metrics import CONFIDENCE_REWARD, FIRST_SIGHT, HELD_OUT, REPEATED, TIMES_ASKED, values
 from coca_mindspeed.scoring.responses import held_out_gap
-from coca_mindspeed.utils.console import markdown_table, print_text
+from coca_mindspeed.utils.console import markdown_table, print_note
 from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
 from coca_mindspeed.utils.packages import missing_package
 from coca_mindspeed.utils.text_formats import read_yaml
@@ -56,11 +55,11 @@ def finish_run(run: "LocalRun", before: Sequence[Prediction], after: Sequence[Pr
     page, _ = write_run_report(run.output, run.output)
     print_metrics(scores)
     if missing := left_out(scores):
-        print_text(f"warning: {missing.strip()}", sys.stderr)
+        print_note(f"warning: {missing.strip()}")
     if (valid := scores["after"]["success_rate"]) < _FEW_VALID:
-        print_text(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}", sys.stderr)
+        print_note(f"warning: only {valid:.0%} of the responses state a valid confidence; {_IGNORED}")
     if problem := _problem(_last_steps(run.output, after)):
-        print_text(f"warning: {problem} (see docs/troubleshooting.md)", sys.stderr)
+        print_note(f"warning: {problem} (see docs/troubleshooting.md)")
     print(f"{seconds['total']:.0f} s; report with pictures: {page}")
 
 
@@ -177,7 +176,7 @@ def draw_plots(
         from coca_mindspeed.evaluation import plots
     except ModuleNotFoundError as error:
         text = f"no plots: {missing_package(error)}"
-        print_text(text, sys.stderr)
+        print_note(text)
         return f"{text}\n", {}
     metrics = [row for _, row in read_json_lines(directory / "metrics.jsonl")]
     if not has_confidence_reward:

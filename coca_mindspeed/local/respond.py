@@ -22,7 +22,7 @@ from coca_mindspeed.scoring.rollout import Credited, Stated
 def respond(
     policy: Policy,
     records: Sequence[Record],
-    method: MethodSettings,
+    system_prompt: str | None,
     sampling: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
@@ -30,11 +30,11 @@ def respond(
 ) -> Rollout:
     """Sample ``group_size`` responses to each record; NoDistributionError if probabilities are not finite.
 
-    ``progress`` as of :func:`.sample_responses`.
+    ``system_prompt`` as of :func:`.prompt_messages`, ``progress`` as of :func:`.sample_responses`.
     """
     return sample_responses(
         policy,
-        policy.encode_prompts(records, method.system_prompt),
+        policy.encode_prompts(records, system_prompt),
         group_size=group_size,
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -77,7 +77,7 @@ def predict(
     answers: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        rollout = respond(policy, chunk, method, sampling, generator, samples)
+        rollout = respond(policy, chunk, method.system_prompt, sampling, generator, samples)
         graded = score(rollout, chunk)
         rows = [replace(p, sample=row % samples) for row, p in enumerate(predictions(graded))]
         if probabilities:

@@ -2,7 +2,6 @@
 
 import datetime
 import hashlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -50,7 +49,7 @@ from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_to
 from coca_mindspeed.local.train import Trainer
 from coca_mindspeed.local.update import require_optimizer
 from coca_mindspeed.scoring.responses import check_custom_method
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.json_files import read_object, write_json, write_json_lines
 from coca_mindspeed.utils.process import interruptible
@@ -131,13 +130,12 @@ class LocalRun:
             how: dict[str, Any] = {"thinking": config.method.thinking, "show_progress": inputs.show_progress}
             check_prompts(tokenizer, path, config.model, *given, where=where, **how)
             if (pad := ordinary_pad_token(tokenizer)) is not None:
-                print_text(
+                print_note(
                     f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can never "
-                    "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token",
-                    sys.stderr,
+                    "write; name another pad_token in tokenizer_config.json, such as the end-of-sequence token"
                 )
         if inputs.state.newest is None and (problem := check_answers(tokenizer, inputs)) is not None:
-            print_text(f"warning: {problem}", sys.stderr)
+            print_note(f"warning: {problem}")
         if inputs.state.has_steps:
             check_same_prompt(inputs.state, self.prompt_sha256)
 
@@ -180,7 +178,7 @@ class LocalRun:
             return
         file = self.output / "samples" / "step_000000.jsonl"
         write_json_lines(file, result.rows())
-        print_text(f"{result}\ntime: {result.time}", sys.stderr)
+        print_note(f"{result}\ntime: {result.time}")
         raise_problems(result.problems(), f"no training yet; all responses: {file}")
 
     def _sample(self, policy: Policy) -> Preflight | None:

@@ -181,8 +181,8 @@ def _check_release(path: Path, release: str) -> None:
     numbers = re.match(r"(\d+)\.(\d+)", release)
     if numbers is None or tuple(map(int, numbers.groups())) < _RESUMES_FROM:
         reason = f"holds a run of coca-mindspeed {release}, which trained by other rewards and draws"
-        problem = Problem("release", "--output", path, f"{reason}; continue it with that release, or start a new run")
-        raise ConfigError(str(problem), [problem])
+        reason += "; continue it with that release, or start a new run"
+        raise_problems([Problem("release", "--output", path, reason)])
 
 
 # Temporary names of local/checkpoint.py.

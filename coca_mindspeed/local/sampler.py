@@ -5,7 +5,6 @@ response (the tag, a zero, the point, often a digit) is shared.  On CUDA, launch
 them, so every response has a row from the start, and a decoding step is one CUDA graph.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prefilled
 from coca_mindspeed.local.static_decoder import CaptureError, StaticDecoder, decodes_statically
 from coca_mindspeed.scoring.rollout import Sampled
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 
 _SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -145,7 +144,7 @@ def _sample_batch(policy: Policy, prompts: Sequence[Sequence[int]], settings: _S
         except CaptureError as error:
             policy.decoding, policy.static = "shared", None
             generator.set_state(before)
-            print_text(f"note: responses are decoded without CUDA graphs, which failed: {error}", sys.stderr)
+            print_note(f"note: responses are decoded without CUDA graphs, which failed: {error}")
     device, rows = policy.device, len(prompts) * group_size
     token_ids = torch.full((rows, max_new_tokens), policy.pad_id, device=device)
     log_probs = torch.zeros(rows, max_new_tokens, device=device)

@@ -153,11 +153,12 @@ class Trainer:
         stage, stage_step = divmod(step, config.trainer.steps)
         asked = self._questions.of_step(step)
         draw = generator(policy.device, config.seed, "rollout", step)
-        rollout = respond(policy, asked, config.method, config.rollout, draw, config.rollout.group_size)
+        system_prompt, group_size = config.method.system_prompt, config.rollout.group_size
+        rollout = respond(policy, asked, system_prompt, config.rollout, draw, group_size)
         clock.lap("rollout")
         rule, graded = CreditRule(config.method, stage), self._scorer.for_training(self._scorer(rollout, asked))
         log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
-        credited = graded.give_credit(rule, config.rollout.group_size, log_probs=log_probs)
+        credited = graded.give_credit(rule, group_size, log_probs=log_probs)
         self.unevaluated += graded.unevaluated
         clock.lap("grading", graded.grading_seconds)
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)

@@ -1,6 +1,5 @@
 """Try a grader that is not this package's with a right and a wrong answer, before a run trains by it."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.custom import CustomGrader
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 
 _WITHOUT_TEXT = ("code", "simpleqa")  # their right answers are programs, or what a judge accepts
 _MOST_WRONG = 3  # other gold answers: one may equal the record's own in another notation
@@ -61,7 +60,7 @@ def check_custom_grader(grader: MeasuredGrader, name: str, records: Sequence[Rec
     if not isinstance(grader, CustomGrader):
         return
     if (probe := make_probe(records, method)) is None:
-        print_text(f"{name}: not tried with an answer: no record's answer is text", sys.stderr)
+        print_note(f"{name}: not tried with an answer: no record's answer is text")
         return
     answers = probe.answers
     verdicts = grader.verdicts([probe.record] * len(answers), answers)

@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from coca_mindspeed.errors import Problem, show_value
 from coca_mindspeed.upstream.nodes import means_this_machine
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.directories import nearest_directory
 from coca_mindspeed.utils.process import usable_cpus
 
 _LONGEST_TMPDIR = 39  # bytes: paths of Ray's sockets have at most 107, 68 of them below it
@@ -39,7 +40,7 @@ def _package_version(name: str) -> str | None:
 
 def _disk_usage(path: Path) -> Any:
     """Total and free bytes at ``path``, or at its nearest existing parent."""
-    return shutil.disk_usage(next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()))
+    return shutil.disk_usage(nearest_directory(path))
 
 
 def _address_towards(host: str) -> str | None:

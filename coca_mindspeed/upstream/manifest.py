@@ -8,7 +8,6 @@ import ast
 import functools
 import hashlib
 import io
-import sys
 import textwrap
 import tokenize
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from coca_mindspeed.errors import CocaError, validation_problems
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: The package whose definitions a manifest lists, and what people call it.
@@ -240,10 +239,9 @@ def matching_manifest(
             "them unedited, or write a manifest for yours (coca-mindspeed patches fingerprint; docs/port.md)"
         )
     if differing:
-        print_text(
+        print_note(
             f"warning: the {PROGRAMS[package]} at {root} is not release {manifest.release}: {len(differing)} of "
-            f"{len(findings)} hooked definitions have another text: {', '.join(f.hook.target for f in differing)}",
-            sys.stderr,
+            f"{len(findings)} hooked definitions have another text: {', '.join(f.hook.target for f in differing)}"
         )
     return manifest
 

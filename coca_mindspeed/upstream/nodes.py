@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from coca_mindspeed.errors import Problem, UsageError
+from coca_mindspeed.errors import Problem, raise_problems
 
 _LOCAL = "127.0.0.1"
 _DIGITS = 10
@@ -76,7 +76,7 @@ def _refuse_unsaid_nodes(environment: Mapping[str, str]) -> None:
                 "a run on this node alone"
             )
             problem = Problem("unsaid-nodes", name, text, "names several nodes, and NNODES is not set", fix)
-            raise UsageError(str(problem), [problem])
+            raise_problems([problem], usage=True)
 
 
 def _is_ip_address(text: str) -> bool:
@@ -89,8 +89,7 @@ def _is_ip_address(text: str) -> bool:
 
 def _require(code: str, key: str, value: str | None, holds: bool, expected: str) -> None:
     if not holds:
-        problem = Problem(code, key, value, f"expected {expected}")
-        raise UsageError(str(problem), [problem])
+        raise_problems([Problem(code, key, value, f"expected {expected}")], usage=True)
 
 
 def means_this_machine(host: str, addresses: Callable[..., Any] = socket.getaddrinfo) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, stop_before_delay
 
 from coca_mindspeed.algorithm.parsing import END_THINK_TAG
-from coca_mindspeed.utils.console import one_line, print_text, without_password
+from coca_mindspeed.utils.console import one_line, print_note, without_password
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _LONGEST_ASKED_SECONDS = 60.0  # openai's client ignores longer ones too
@@ -112,9 +111,7 @@ def warn_of_thoughts(count: int, thinking: bool) -> None:
     """Say that a server takes answers of a model without ``thinking`` for thoughts; they are read nevertheless."""
     if count and not thinking:
         fix = "serve the model without --reasoning-parser, or add --thinking if it thinks"
-        print_text(
-            f"warning: the server sent {count} responses as reasoning, which are read as answers; {fix}", sys.stderr
-        )
+        print_note(f"warning: the server sent {count} responses as reasoning, which are read as answers; {fix}")
 
 
 def _completion(reply: Any) -> Completion:

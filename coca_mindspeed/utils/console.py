@@ -58,9 +58,14 @@ def print_text(text: object, file: TextIO | None = None) -> None:
     stream.flush()  # standard output and standard error keep their order in one log file
 
 
+def print_note(text: object) -> None:
+    """:func:`print_text` on standard error."""
+    print_text(text, sys.stderr)
+
+
 def print_failure(message: object, code: int, program: str = "coca-mindspeed") -> int:
     """Print why a command of ``program`` failed on standard error, and return its exit code."""
-    print_text(f"{program}: {message}", sys.stderr)
+    print_note(f"{program}: {message}")
     return code
 
 

@@ -112,7 +112,7 @@ def check_output_path(path: Path, overwrite: bool) -> None:
     """Raise DataError if an output directory cannot be created, or is taken; write nothing."""
     _check_not_taken(path, overwrite)
     # It is built next to its final path, so the parent's permissions count.
-    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    parent = nearest_directory(path.absolute().parent)
     if not parent.is_dir():
         raise DataError(f"{path}: cannot be created: {parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):

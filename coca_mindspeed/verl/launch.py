@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import show_plan
-from coca_mindspeed.errors import ConfigError, Problem, UsageError
+from coca_mindspeed.errors import Problem, UsageError, raise_problems
 from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
@@ -80,13 +80,12 @@ def launch(call: Launch, file: Path) -> int:
 
 def _check_output(output: Path, *, resume: bool) -> None:
     if (output / _NEWEST).is_file() and not resume:
-        problem = Problem("run-exists", "--output", output, "holds checkpoints", "add --resume, or choose another")
-    elif resume and not (output / _NEWEST).is_file():
-        nearby = nearby_runs(output, lambda other: (other / _NEWEST).is_file())
-        problem = Problem("no-run", "--output", output, "holds no checkpoint to resume from", f"correct it{nearby}")
-    else:
-        return
-    raise ConfigError(str(problem), [problem])
+        raise_problems(
+            [Problem("run-exists", "--output", output, "holds checkpoints", "add --resume, or choose another")]
+        )
+    if resume and not (output / _NEWEST).is_file():
+        fix = f"correct it{nearby_runs(output, lambda other: (other / _NEWEST).is_file())}"
+        raise_problems([Problem("no-run", "--output", output, "holds no checkpoint to resume from", fix)])
 
 
 def _places(output: Path) -> list[str]:

@@ -5,11 +5,11 @@ lists those with constants, and the tables here those whose accepted values foll
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coca_mindspeed.config.requirements import Requirement, View, is_number
+from coca_mindspeed.config.requirements import Requirement, View, constant_rows, is_number
 from coca_mindspeed.utils.text_formats import read_yaml
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings
 
@@ -165,19 +165,9 @@ class VerlRun(View):
 _SERVERS = ("vllm", "sglang", "trtllm")
 
 
-def _required_values() -> Iterator[Requirement[VerlRun]]:
-    for group in read_yaml(Path(__file__).with_name("required_values.yaml")):
-        code, because = group["code"], group["because"]
-        for key, accepted in group["keys"].items():
-            if code == "no-effect":
-                yield Requirement(code, key, tuple(accepted), because, optional=True, effect="none")
-            else:
-                yield Requirement(code, key, tuple(accepted), because)
-
-
 #: Keys of verl's that need one value, or one of some: those of ``required_values.yaml``.
 REQUIREMENTS: tuple[Requirement[VerlRun], ...] = (
-    *_required_values(),
+    *constant_rows(read_yaml(Path(__file__).with_name("required_values.yaml"))),
     Requirement(
         "objective",
         f"{CORRECTION}.rollout_is_threshold",

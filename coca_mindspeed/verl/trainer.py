@@ -17,7 +17,6 @@ options of docs/method.md:
 """
 
 import copy
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.upstream.manifest import matching_manifest
-from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.json_files import write_json_lines
 from coca_mindspeed.verl.batch import (
     ScoredStep,
@@ -131,7 +130,7 @@ class SegmentTrainer(PPOTrainer):
             counts = QuestionCounts.of(train, held_out, self.total_training_steps * data.train_batch_size)
             self._questions = counts.train
             for warning in counts.warnings(TRAIN_FILES, section["train_files"], VAL_FILES, section["val_files"]):
-                print_text(f"warning: {warning}", sys.stderr)
+                print_note(f"warning: {warning}")
         finally:
             grader.close()
         if self.steps_per_epoch == 0:
@@ -191,7 +190,7 @@ class SegmentTrainer(PPOTrainer):
         """Warn where the step, with its validation, shows that the run learns less than it should."""
         super()._compute_metrics(batch, metrics, *others, **named)
         if warning := self._health.after_step(self.global_steps, metrics, self._settings.method.training_method):
-            print_text(warning, sys.stderr)
+            print_note(warning)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""

@@ -51,7 +51,7 @@ def write_profile(run: Path, file: Path) -> None:
             draw = generator(device, config.seed, "profile", step)
             group_size = config.rollout.group_size
             started = _start(device)
-            rollout = respond(policy, asked, config.method, config.rollout, draw, group_size)
+            rollout = respond(policy, asked, config.method.system_prompt, config.rollout, draw, group_size)
             graded = response_scorer(config.method, policy.text, grader)(rollout, asked)
             log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
             credited = graded.give_credit(rule, group_size, log_probs=log_probs)

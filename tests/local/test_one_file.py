@@ -43,7 +43,7 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     records = trainer.records[:24]
     size, draw = config.rollout.group_size, torch.Generator().manual_seed(5)
-    rollout = respond(policy, records, config.method, config.rollout, draw, size)
+    rollout = respond(policy, records, config.method.system_prompt, config.rollout, draw, size)
     graded = response_scorer(config.method, policy.text, trainer.grader)(rollout, records)
     credited = graded.give_credit(CreditRule(config.method, 0), size)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient

@@ -30,7 +30,7 @@ def rollout(session):
     trainer, config = session.trainer, session.trainer.config
     policy, asked, size = trainer.policy, trainer.records[:8], config.rollout.group_size
     draw = generator(policy.device, 0, "test")
-    sampled = respond(policy, asked, config.method, config.rollout, draw, size)
+    sampled = respond(policy, asked, config.method.system_prompt, config.rollout, draw, size)
     graded = response_scorer(config.method, policy.text, trainer.grader)(sampled, asked)
     return sampled, graded.give_credit(CreditRule(config.method, 0), size)
 

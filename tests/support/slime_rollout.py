@@ -8,9 +8,9 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed import coca_advantages, method_settings, training_method
 from coca_mindspeed.data.export import slime_row
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.integrations.slime_requirements import HOOKS
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 
+HOOKS = "coca_mindspeed.integrations.slime"
 TOKENIZER = tiny_tokenizer("?")
 TOKENIZER.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 GROUP = 4

@@ -32,17 +32,13 @@ from coca_mindspeed.config.requirements import Requirement, View
 from coca_mindspeed.data.prompts import TemplateKeys, check_end
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.integrations.settings import (
-    ADVANTAGES_ALONE,
-    ALL_EQUAL,
-    BY_ENTROPY,
-    ONE_MASK,
-    ONE_RATIO,
     ONE_WEIGHT,
     RowGrader,
     check_options,
     check_prompt,
     check_version,
     integration_settings,
+    option_rows,
 )
 from coca_mindspeed.scoring.rollout import Parsed, Sampled, number_or_none
 from coca_mindspeed.utils.tokenization import token_text
@@ -73,42 +69,13 @@ _KEYS = TemplateKeys(
 
 
 _REQUIREMENTS: tuple[Requirement[View], ...] = (
-    Requirement("segments", "importance_sampling_level", ("token",), ONE_RATIO),
-    Requirement(
-        "segments", "rollout_importance_sampling_mode", ("token_truncate", "token_mask"), ONE_WEIGHT, optional=True
-    ),
+    *option_rows("ms_swift"),
     Requirement(
         "segments",
         "loss_type",
         lambda loss, _: loss not in ("real", "fipo"),
         f"must have a ratio for each token: {ONE_WEIGHT}",
     ),
-    Requirement("segments", "off_policy_sequence_mask_delta", (None,), ONE_MASK),
-    Requirement("segments", "top_entropy_quantile", (1.0,), BY_ENTROPY, optional=True),
-    Requirement(
-        "segments",
-        "use_liger_kernel",
-        (False,),
-        "Liger's loss takes the mean of a response's advantages",
-        optional=True,
-    ),
-    Requirement(
-        "groups",
-        "dynamic_sample",
-        (False,),
-        ALL_EQUAL,
-        optional=True,
-    ),
-    Requirement(
-        "scale",
-        "scale_rewards",
-        ("group",),
-        'the scale of CoCA\'s advantages is COCA=\'{"method": {"advantage_scale": ...}}\'',
-        optional=True,
-    ),
-    Requirement("estimator", "advantage_estimator", ("grpo",), ADVANTAGES_ALONE),
-    Requirement("estimator", "advantage_reweight", (None,), ADVANTAGES_ALONE),
-    Requirement("estimator", "kl_in_reward", (False,), ADVANTAGES_ALONE, optional=True),
 )
 
 

@@ -75,7 +75,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     run = _run_config("sum")
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
-    rollout = respond(policy, records, run.method, run.rollout, generator, GROUP)
+    rollout = respond(policy, records, run.method.system_prompt, run.rollout, generator, GROUP)
     graded = response_scorer(run.method, policy.text, _EvenIsRight())(rollout, records)
     noise = 0.3 * torch.randn(rollout.log_probs.shape, generator=generator)
     both = graded.give_credit(CreditRule(run.method, 0), GROUP)
