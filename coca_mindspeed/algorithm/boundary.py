@@ -94,9 +94,8 @@ def confidence_segment_lengths(
         position: ``first`` and ``both``: up to the end of the first closing tag, which is the length of the confidence
             segment.  ``last`` (RLCR): up to the end of the last one.
 
-    Raises:
-        ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens hold
-            no closing tag.
+    Raises ValueError: mismatching shapes, dtypes, devices or ids, or a response is said to be valid, but its tokens
+    hold no closing tag.
     """
     most_B = _most_tokens(response_lengths, max_confidence_tokens)
     side: _Side = "last" if position == "last" else "first"

@@ -91,8 +91,8 @@ class CreditRule:
                 that ``batch`` has one deviation in all of them; None: this process has the whole step.
             stated_after: like ``stated``, for a method that asks for a second confidence after the answer.
 
-        Raises:
-            ValueError: a wrong shape or dtype, a value out of its range, or no log-probs for settings that read them.
+        Raises ValueError: a wrong shape or dtype, a value out of its range, or no log-probs for settings that read
+        them.
         """
         check_tensor("correct", correct, "float", "prompts", "group")
         if correct.shape[1] < 2:

@@ -72,8 +72,7 @@ def segment_objective(
         The loss (microbatches' losses sum to the batch's) and each segment's statistics: tokens, tokens whose
         gradient the clip cut off, the k3 estimate of KL(old || new) (Schulman, 2020), and the advantage.
 
-    Raises:
-        ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
+    Raises ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
     _check(log_probs, old_log_probs, advantages, masks)
     inside_BT = any_segment(masks)

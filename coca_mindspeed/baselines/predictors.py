@@ -188,8 +188,7 @@ def fit_with_early_stopping(
     ``logits_of`` maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.  ``seed`` draws the
     validation split and the order; ``progress`` is called after each epoch with its number and the validation loss.
 
-    Raises:
-        DataError: fewer than ten examples.
+    Raises DataError: fewer than ten examples.
     """
     n = len(labels)
     if n < _MIN_EXAMPLES:

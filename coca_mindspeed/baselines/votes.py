@@ -59,8 +59,7 @@ class Equivalences:
         A program without a comparable output on some input (a timeout, or an object as result) agrees with none.
         Without a test input of plain values (three tasks of HumanEval), programs of equal text agree.
 
-        Raises:
-            GradingError: a program could not be run.
+        Raises GradingError: a program could not be run.
         """
         grader = self._grader(record)
         if not isinstance(grader, CodeGrader):

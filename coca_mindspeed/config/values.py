@@ -170,8 +170,7 @@ def column_names(values: dict[str, str]) -> dict[str, str]:
 def custom_method(name: str) -> TrainingMethod:
     """The instance, or the instance of the class, that ``name`` (:func:`pinned`) names.
 
-    Raises:
-        ConfigError: it cannot be imported, or an attribute is missing or wrong.
+    Raises ConfigError: it cannot be imported, or an attribute is missing or wrong.
     """
     method = load_custom(name)
     try:

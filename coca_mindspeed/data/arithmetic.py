@@ -56,8 +56,7 @@ class Generator:
         A question's split depends on its text alone, so the splits are disjoint for all sizes and seeds.  Held-out
         questions are distinct; a training question is asked at most ``max_repeats`` times.
 
-        Raises:
-            ValueError: a kind has too few distinct questions.
+        Raises ValueError: a kind has too few distinct questions.
         """
         drawn: list[tuple[Question, str]] = []
         for index, kind in enumerate(self.kinds):

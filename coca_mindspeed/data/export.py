@@ -60,8 +60,7 @@ def _text(record: Record) -> str:
 def record_of(row: Any, where: str) -> Record:
     """The record in ``row["record"]``; in rows of slime and verl, ``row`` is their ``metadata``, ``extra_info``.
 
-    Raises:
-        DataError: the row is no mapping with a record.
+    Raises DataError: the row is no mapping with a record.
     """
     text = row.get("record") if isinstance(row, Mapping) else None
     try:

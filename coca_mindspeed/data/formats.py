@@ -90,8 +90,7 @@ def read_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[Ro
 
     ``columns`` restricts Parquet files.  Their numbers become JSON's: see :func:`_as_json`.
 
-    Raises:
-        DataError: the file cannot be read, or not any further.
+    Raises DataError: the file cannot be read, or not any further.
     """
     form = file_format(path)
     try:

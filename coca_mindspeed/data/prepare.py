@@ -174,8 +174,7 @@ def prepare(
     and ``report.json``.  The same input and options give the same bytes.  ``on_row`` is called after
     each row.
 
-    Raises:
-        DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.
+    Raises DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.
     """
     source = preparation.source
     with (

@@ -36,8 +36,7 @@ def prompt_messages(record: Record, system_prompt: str | None, form: PromptForm 
     before a client's; a ``system`` that already contains it is taken as it is.  Both None: no system message.  ``form``
     is as in :func:`instruction_suffix`.
 
-    Raises:
-        RecordError: ``system`` describes another response format.
+    Raises RecordError: ``system`` describes another response format.
     """
     system = _system_message(record, system_prompt)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -60,8 +59,7 @@ def form_of(records: Iterable[Record], method: MethodSettings, template_variable
 
     A system message that all records share belongs to the form, as does an instruction that all of a category share.
 
-    Raises:
-        RecordError: as :func:`prompt_messages`.
+    Raises RecordError: as :func:`prompt_messages`.
     """
     systems: set[str | None] = set()
     instructions: dict[str, set[str]] = {}
@@ -151,8 +149,7 @@ def bounded_prompt_tokens(
 
     ``key`` names the setting of ``max_tokens`` in messages.
 
-    Raises:
-        DataError: a prompt is longer than ``max_tokens``.
+    Raises DataError: a prompt is longer than ``max_tokens``.
     """
     for start in range(0, len(records), _BATCH):
         batch = records[start : start + _BATCH]
@@ -193,8 +190,7 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
     ``apply_chat_template`` takes precedence.  ``variables`` are JSON values, such as ``enable_thinking: False``;
     ``day`` None leaves the clock's date.
 
-    Raises:
-        ConfigError: the template does not use a variable, or there is none.
+    Raises ConfigError: the template does not use a variable, or there is none.
     """
     templates = tokenizer.chat_template
     if templates is None:

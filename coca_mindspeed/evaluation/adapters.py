@@ -53,8 +53,7 @@ _JUDGED = re.compile(r"(?P<right>A|(?:A: ?)?CORRECT)|[BC]|(?:[BC]: ?)?(?:INCORRE
 def read_opencompass(work_dir: Path) -> list[Prediction]:
     """Read the predictions of an OpenCompass run with our evaluators, from its directory with ``results/``.
 
-    Raises:
-        DataError: there are no results, or responses without a result, or another evaluator graded them.
+    Raises DataError: there are no results, or responses without a result, or another evaluator graded them.
     """
     results = [p for p in sorted(work_dir.glob("results/*/*.json")) if not re.search(r"_replica\d+$", p.stem)]
     if not results:
@@ -96,8 +95,7 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     ``details`` is a list or a dict with numbers as keys; a row has a verdict, or the text of a judge.  A text that is
     not a verdict counts as wrong, up to one sample in a hundred (at least one).
 
-    Raises:
-        DataError: there is no verdict for some of the ``count`` samples, or a judge is undecided too often.
+    Raises DataError: there is no verdict for some of the ``count`` samples, or a judge is undecided too often.
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
@@ -193,9 +191,8 @@ def read_responses(
     with a warning if responses hold no answer, or many answers name the gold answer and are graded wrong;
     ``grader_name`` and ``grader_options`` are the grader's for it.
 
-    Raises:
-        DataError: with file and line; also if a gold answer cannot be used, a model has no response to a record, or
-            more than one answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
+    Raises DataError: with file and line; also if a gold answer cannot be used, a model has no response to a record, or
+    more than one answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
     rows = [

@@ -347,8 +347,7 @@ def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -
     ECE has no paired interval of known coverage; its interval is the difference of both methods' intervals, each at
     half the error.
 
-    Raises:
-        ValueError: the predictions do not correspond.
+    Raises ValueError: the predictions do not correspond.
     """
     if not np.array_equal(first.question, second.question):
         raise ValueError("paired predictions should be of the same questions, row by row")

@@ -236,8 +236,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
     A file named ``predictions.jsonl`` is labelled by its directory; ``predictions_after.jsonl`` adds ``after``.
 
-    Raises:
-        DataError: a path holds neither predictions nor metrics.
+    Raises DataError: a path holds neither predictions nor metrics.
     """
     runs: list[Run] = []
     for path in paths:

@@ -60,8 +60,7 @@ class JudgeGrader(TalliedGrader):
         cache: directory that keeps grades, so that a run can be repeated; None for no cache.
         options: further fields of the request, such as ``max_tokens``.
 
-    Raises:
-        GradingError: the endpoint or its key is not configured.
+    Raises GradingError: the endpoint or its key is not configured.
     """
 
     check = staticmethod(refuse_empty)
@@ -124,8 +123,7 @@ class JudgeGrader(TalliedGrader):
     def _grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.
 
-        Raises:
-            GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
+        Raises GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
         future = asyncio.run_coroutine_threadsafe(self._verdicts(records, answers), self._loop)
         try:

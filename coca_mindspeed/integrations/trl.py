@@ -131,9 +131,8 @@ class CocaTrainer(GRPOTrainer):
             coca: the section ``coca`` of docs/verl.md, such as ``{"method": {"advantage_scale": "batch"}}``.
             **kwargs: of ``GRPOTrainer``; tools and environments are not supported.
 
-        Raises:
-            CocaError: a TRL of other sources than those that were tested, an invalid key, options that contradict each
-                other, or a row that cannot be graded.
+        Raises CocaError: a TRL of other sources than those that were tested, an invalid key, options that contradict
+        each other, or a row that cannot be graded.
         """
         check_sources("trl")
         section = dict(coca or {})

@@ -146,8 +146,7 @@ class Scored(Stated):
     def from_columns(cls, columns: Mapping[str, Tensor]) -> "Scored":
         """Inverse of :meth:`columns`; casts the columns to :data:`SCORE_COLUMNS`.
 
-        Raises:
-            ValueError: a wrong shape.
+        Raises ValueError: a wrong shape.
         """
         of_type = {name: columns[name].to(dtype) for name, dtype in SCORE_COLUMNS.items()}
         first, *after = of_type["stated_confidence"].T.contiguous()
@@ -192,8 +191,7 @@ class Scored(Stated):
         See :class:`CreditRule`; ``log_probs``, float64 ``[B]``, are those of :func:`confidence_log_probs`.  ``width``
         (T) is the number of columns of the token advantages; None: the tokens of the longest response.
 
-        Raises:
-            ValueError: a wrong shape or dtype, groups that are not whole, or a response longer than ``width``.
+        Raises ValueError: a wrong shape or dtype, groups that are not whole, or a response longer than ``width``.
         """
         if len(self.correct) % group_size:
             raise ValueError(f"expected whole groups of {group_size} responses, found {len(self.correct)} responses")
@@ -306,8 +304,7 @@ def confidence_log_probs(rule: CreditRule, log_probs: Tensor | None, ends: Tenso
     Returns:
         float64 ``[B]``; None if the settings read none, or the log-probs are unknown.
 
-    Raises:
-        ValueError: a response is longer than T.
+    Raises ValueError: a response is longer than T.
     """
     if not rule.settings.reads_log_probs or log_probs is None:
         return None

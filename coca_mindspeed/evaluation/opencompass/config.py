@@ -143,8 +143,7 @@ def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
 
     AIME 2025 uses AIME 2024's prompt and rule; code runs in this project's sandbox; SimpleQA is graded by ``judge``.
 
-    Raises:
-        ConfigError: SimpleQA without a judge.
+    Raises ConfigError: SimpleQA without a judge.
     """
     config = stock_dataset(name)
     evaluation = config["eval_cfg"]

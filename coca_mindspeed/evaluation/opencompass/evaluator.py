@@ -71,8 +71,7 @@ class ConfidenceEvaluator(BaseEvaluator):
         Metrics are over all samples together.  OpenCompass would average them over replicas, which differs for AUROC
         and ECE.
 
-        Raises:
-            DataError: the data set's evaluator does not grade every sample.
+        Raises DataError: the data set's evaluator does not grade every sample.
         """
         responses: list[str] = columns["predictions"]
         whole = len(responses) == len(original_dataset) and len(responses) % n == 0
