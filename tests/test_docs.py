@@ -15,6 +15,7 @@ from coca_mindspeed.local.run_directory import FILES
 from coca_mindspeed.utils.directories import LOCK, MARKER
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = "coca_mindspeed"
 _FOLDERS = ("benchmarks", "docs", "experiments", "recipes")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
 _CODE = re.compile(r"^[ ]*```.*?^[ ]*```$", re.DOTALL | re.MULTILINE)
@@ -46,6 +47,35 @@ def broken_links(page: Path) -> list[str]:
 
 def test_links_within_the_repository_lead_to_a_file_and_a_heading():
     assert [link for page in pages() for link in broken_links(page)] == []
+
+
+_PLACE = re.compile(r"((?:`[A-Za-z_][\w.]*`(?:, | and )?)+)(?: \([^)]*\))? in `([\w./{},]+)`")
+_CHOICE = re.compile(r"(.*?)\{([^{}]*)\}(.*)")
+
+
+def expanded(place: str) -> list[str]:
+    """``a/{b,c}.py`` as two places."""
+    if (choice := _CHOICE.fullmatch(place)) is None:
+        return [place]
+    return [path for one in choice[2].split(",") for path in expanded(f"{choice[1]}{one}{choice[3]}")]
+
+
+def misplaced_names(page: Path) -> list[str]:
+    """Each ``NAME in FILE`` of a page whose file does not have the name."""
+    misplaced = []
+    for names, place in _PLACE.findall(" ".join(page.read_text(encoding="utf-8").split())):
+        paths = [
+            ROOT / root / f"{path}{end}" for path in expanded(place) for root in ("", PACKAGE) for end in ("", ".py")
+        ]
+        texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
+        for name in re.findall(r"[\w.]+", names) if texts else ():
+            if not any(re.search(rf"\b{name.rpartition('.')[2]}\b", text) for text in texts):
+                misplaced.append(f"{page.name}: {name} in {place}")
+    return misplaced
+
+
+def test_the_recipes_name_what_is_there():
+    assert [*misplaced_names(ROOT / "CONTRIBUTING.md"), *misplaced_names(ROOT / "docs/architecture.md")] == []
 
 
 def files_of_a_run() -> str:
