@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import socket
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
@@ -25,6 +27,7 @@ from coca_mindspeed.mindspeed.start.records import (
     load_prompts,
     read_run_records,
     record_files,
+    weights_digests,
     with_digests,
 )
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
@@ -90,17 +93,39 @@ def test_check_grades_the_gold_answers_against_themselves(tmp_path, capsys):
     assert f"{train}:2: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("elsewhere", "named"), [("2", "SHA-256"), (None, "not there"), ("1", None)])
-def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, monkeypatch, elsewhere, named):
+def _other_weights(folder):
+    """Weights that differ in their last bytes alone, beyond the first megabyte."""
+    with (folder / "release/mp_rank_00/model_optim_rng.pt").open("r+b") as file:
+        file.seek(3 * 2**20 - 1)
+        file.write(b"x")
+
+
+ELSEWHERE = {
+    "other records": (lambda place: write_sums(place / "train.jsonl", "2"), "train.jsonl: ", "SHA-256"),
+    "no records": (lambda place: (place / "train.jsonl").unlink(), "train.jsonl: ", "not there"),
+    "the same": (lambda place: write_sums(place / "train.jsonl", "1"), None, None),
+    "other weights": (lambda place: _other_weights(place / "weights"), "weights/release/mp_rank_00: ", "SHA-256"),
+    "another time of download": (lambda place: write(place / "weights/.cache/download/x", "1"), None, None),
+    "no weights": (lambda place: shutil.rmtree(place / "weights"), "weights/release: ", "not there"),
+}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, monkeypatch, elsewhere):
     """Ray is stood in for: its second node has another file."""
-    path = write_sums(tmp_path / "train.jsonl", "1")
-    planned = {str(path): file_sha256(path)}
+    change, where, named = ELSEWHERE[elsewhere]
+    path, weights = write_sums(tmp_path / "train.jsonl", "1"), tmp_path / "weights"
+    checkpoint(weights, 1)
+    (weights / "release/mp_rank_00/model_optim_rng.pt").write_bytes(bytes(3 * 2**20))
+    write(weights / ".cache/download/model.metadata", "a time")
+    config = OmegaConf.create({"megatron_training": {"load": str(weights)}})
+    planned = {str(path): file_sha256(path), **weights_digests(driver.weight_folders(config))}
 
     def options(*, num_cpus, scheduling_strategy):
         assert num_cpus == 0  # also where every CPU is reserved
         assert scheduling_strategy != "dead"  # Ray would fail, or wait for it
         if scheduling_strategy == "second":
-            path.unlink() if elsewhere is None else write_sums(path, elsewhere)
+            change(tmp_path)
         return SimpleNamespace(remote=differing_files)
 
     nodes = [{"NodeID": name, "Alive": name != "dead"} for name in ("first", "dead", "second")]
@@ -113,7 +138,14 @@ def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, m
         return
     with pytest.raises(DataError, match=named) as caught:
         check_files_on_nodes(planned)
-    assert f"{path}: on {socket.gethostname()}" in str(caught.value)
+    assert f"{where}on {socket.gethostname()}" in str(caught.value)
+
+
+def test_a_checkpoint_is_not_compared(tmp_path):
+    """A node needs the part of its own ranks."""
+    checkpoint(tmp_path / "run", 4, iteration="10")
+    config = OmegaConf.create({"actor_config": {"load": str(tmp_path / "run")}})
+    assert driver.weight_folders(config) == []
 
 
 def test_the_settings_carry_the_digests_of_the_files(tmp_path):

@@ -41,6 +41,7 @@ from coca_mindspeed.mindspeed.start.records import (
     check_files_on_nodes,
     check_prompts_of_files,
     record_files,
+    weights_digests,
     with_digests,
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
@@ -230,10 +231,23 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
         )
 
 
+def weight_folders(config: DictConfig) -> list[Path]:
+    """Folders that every node reads alike: the model's own, and weights that a converter has written.
+
+    Of a checkpoint, a node needs only the part of its own ranks.
+    """
+    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
+    model, load = (training.get(key) for key in ("tokenizer_name_or_path", "load"))
+    folders = [] if model is None else [Path(model)]
+    if load is not None and newest_iteration(Path(load)) is None:
+        folders.append(Path(load))
+    return [folder for folder in folders if folder.is_dir()]
+
+
 def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
 
-    Raises DataError if a node has other record files, and TrainingError if one cannot start its processes.
+    Raises DataError if a node has other records or weights, and TrainingError if one cannot start its processes.
     """
     import ray
 
@@ -248,7 +262,7 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
     with own_signal_handlers():
         ray.init(**arguments)
     try:
-        check_files_on_nodes(process.coca.data_sha256)
+        check_files_on_nodes({**process.coca.data_sha256, **weights_digests(weight_folders(config))})
     except ray.exceptions.RayError as error:  # of the first tasks on each node, which set its processes up
         ray.shutdown()
         print(error, file=sys.stderr)

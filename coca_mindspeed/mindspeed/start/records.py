@@ -26,7 +26,7 @@ from coca_mindspeed.data.records import LayoutError, Record, read_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError, raise_problems
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.utils.files import file_sha256
+from coca_mindspeed.utils.files import file_sha256, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,25 @@ def read_run_records(path: Path, planned: Mapping[str, str]) -> list[Record]:
     return read_record_file(path)
 
 
+def weights_digests(folders: Iterable[Path]) -> dict[str, str]:
+    """:func:`fingerprint` by path of the folders of weights, and those in them, that are on this machine.
+
+    Hidden ones are of a download, which notes its time there.
+    """
+    inside = {place: place.relative_to(folder) for folder in folders for place in (folder, *folder.rglob("*"))}
+    shown = [
+        place for place, below in inside.items() if place.is_dir() and not any(part[0] == "." for part in below.parts)
+    ]
+    return {str(place): str(fingerprint(place)) for place in shown}
+
+
 def differing_files(planned: Mapping[str, str]) -> list[str]:
-    """Lines for the files of ``planned`` (SHA-256 by path) that this machine lacks or has with another content."""
+    """Lines for the files of ``planned`` (SHA-256 by path) that this machine lacks or has with another content.
+
+    Those of folders are :func:`fingerprint`.
+    """
     host = socket.gethostname()
-    found = {path: file_sha256(Path(path)) if Path(path).is_file() else None for path in planned}
+    found = {path: (fingerprint if Path(path).is_dir() else _sha256)(Path(path)) for path in planned}
     return [
         f"{path}: on {host} " + (f"SHA-256 {digest[:12]}…, expected {planned[path][:12]}…" if digest else "not there")
         for path, digest in found.items()
@@ -105,10 +120,15 @@ def differing_files(planned: Mapping[str, str]) -> list[str]:
     ]
 
 
-def check_files_on_nodes(planned: Mapping[str, str]) -> None:
-    """Compare the record files on every node of the Ray cluster with ``coca.data_sha256``, before a model is built.
+def _sha256(path: Path) -> str | None:
+    return file_sha256(path) if path.is_file() else None
 
-    Raises DataError with a line for each file and node that differs.
+
+def check_files_on_nodes(planned: Mapping[str, str]) -> None:
+    """Compare files on every node of the Ray cluster with ``planned`` before a model is built: records and weights.
+
+    ``planned`` is ``coca.data_sha256``, and :func:`weights_digests`.  Raises DataError with a line for each file and
+    folder of a node that differs.
     """
     if not planned:
         return
@@ -121,7 +141,7 @@ def check_files_on_nodes(planned: Mapping[str, str]) -> None:
     found = ray.get([task.options(num_cpus=0, scheduling_strategy=place).remote(planned) for place in places])
     if lines := [*dict.fromkeys(line for lines in found for line in lines)]:
         fix = "copy the files to every node, or use a shared file system"
-        raise DataError("\n".join(["the nodes have different record files:", *lines, fix]))
+        raise DataError("\n".join(["the nodes have different files:", *lines, fix]))
 
 
 def read_record_file(path: Path) -> list[Record]:
