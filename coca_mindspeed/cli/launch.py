@@ -16,7 +16,8 @@ coca.method.name=joint trainer.n_gpus_per_node=16.
 
 Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
 
-exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 128 and the number of a signal
+exit codes: that of the training; 2 what was typed wrong, 1 what cannot run; 130 stopped after a step with a checkpoint,
+by Ctrl-C, SIGTERM or the file OUTPUT/stop; 128 and the number of a signal that ended it at once (the second, SIGHUP)
 
 environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; RAY_ADDRESS: a cluster to join;
 MINDSPEED_RL_HOME, MEGATRON_HOME, MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts without asking

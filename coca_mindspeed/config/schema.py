@@ -318,6 +318,9 @@ class CheckpointConfig(Section):
     """Checkpoints."""
 
     interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
+    minutes: float | None = Field(
+        None, gt=0, description="minutes after which a step saves besides; null: by the interval alone"
+    )
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
     best: Annotated[Literal["eval/accuracy", "eval/auroc", "eval/ece", "eval/brier"] | None, _BEST] = Field(
         None, description="keep the best model in OUTPUT/best_model"

@@ -196,6 +196,7 @@ def _rows(config: RunConfig, shapes: Shapes) -> Iterator[Row]:
     yield "evaluation while training", evaluations(config, "steps")
     interval, size = config.checkpoint.interval, sum(trained_bytes(shapes, config.model.lora, config.optimizer.name))
     when = f"every {interval} steps" if interval else "at the last step"
+    when += "" if (minutes := config.checkpoint.minutes) is None else f" and every {minutes:g} minutes"
     yield "checkpoints", f"{size / 1e6:,.0f} MB {when}, the newest {config.checkpoint.keep} are kept"
 
 

@@ -207,7 +207,8 @@ def check_space(config: RunConfig, state: RunState, model: Path | None) -> None:
     """Refuse a run whose checkpoints and models do not fit on the disk; ``model`` is its directory (None: built-in)."""
     shapes = TINY_MODEL if model is None else weight_shapes(model)
     there = len(list_checkpoints(state.path / "checkpoints"))
-    done, total, interval = state.newest.step if state.newest else 0, config.total_steps, config.checkpoint.interval
+    done, total = state.newest.step if state.newest else 0, config.total_steps
+    interval = config.checkpoint.interval if config.checkpoint.minutes is None else 1
     written = -(-total // interval) - done // interval if interval else 1
     # A new checkpoint is written before the oldest is removed.
     more = min(written, max(0, config.checkpoint.keep + 1 - there)) if done < total else 0

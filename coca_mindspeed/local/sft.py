@@ -30,6 +30,7 @@ from coca_mindspeed.local.update import ResponseBatch, build_optimizer, microbat
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import StepProgress
+from coca_mindspeed.utils.saving import CheckpointTimer
 
 
 def warm_up(
@@ -229,11 +230,14 @@ def run_sft_warm_up(
             stop_request() as stop,
             sft_progress(steps, show_progress, output, resume[0] if resume else 0) as progress,
         ):
+            timer = CheckpointTimer(config.checkpoint.minutes)
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
                 interval = config.checkpoint.interval
-                if stop.is_set() or (interval and step % interval == 0 and step < steps):
+                due = timer.is_due(step) or (interval and step % interval == 0)
+                if stop.is_set() or (due and step < steps):
                     saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+                    timer.saved(step)
                     if stop.is_set():
                         where = f"stopped after step {step} of the warm-up; saved {saved.path}"
                         raise InterruptedRunError(where, "continue with --resume")

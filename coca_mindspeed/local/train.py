@@ -49,6 +49,7 @@ from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
 from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
+from coca_mindspeed.utils.saving import CheckpointTimer
 
 _MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
@@ -121,6 +122,7 @@ class Trainer:
         interval = self._evaluation_interval
         progress = TrainingProgress(total, self.show_progress, start, interval=interval, hidden=hidden)
         after_step = self._after_step(log, progress, baseline)
+        timer = CheckpointTimer(config.checkpoint.minutes, start)
         with (
             interruptible("stopped in the middle of a step", self._resume_hint),
             stop_request() as stop,
@@ -135,10 +137,11 @@ class Trainer:
                     for follow in after_step:
                         follow(result)
                 last, stopping = step + 1 == total, stop.is_set()  # a signal from here on stops after the next step
-                if last or stopping or _due(config.checkpoint.interval, step):
+                if last or stopping or _due(config.checkpoint.interval, step) or timer.is_due(step + 1):
                     saved = save_checkpoint(
                         self.output / "checkpoints", step + 1, policy, optimizer, config.checkpoint.keep
                     )
+                    timer.saved(step + 1)
                 if stopping and not last:
                     raise InterruptedRunError(
                         f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"

@@ -66,6 +66,7 @@ RENAMES = {
     "coca.eval_data": "data.evaluate",
     "coca.eval_interval": "evaluation.interval",
     "coca.keep_checkpoints": "checkpoint.keep",
+    "coca.checkpoint_minutes": "checkpoint.minutes",
     "coca.npu_memory_gib": "hardware.memory_gib",
     "coca.samples_interval": "logging.samples_interval",
     "coca.samples_prompts": "logging.samples_prompts",

@@ -43,6 +43,7 @@ from coca_mindspeed.upstream.launch import (
     run_child,
     say,
     show,
+    stopping_by_signals,
 )
 from coca_mindspeed.upstream.machine import Machine, show_findings
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
@@ -117,7 +118,7 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
     npus, on_host = run.hardware.npus_per_node, run.hardware.platform == "host"
     of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
     if nodes.rank:
-        return join_cluster(nodes, of_ray, dry_run=call.dry_run)
+        return join_cluster(nodes, of_ray, call)
     first = None
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
@@ -137,7 +138,8 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
             write_run_file(file, values, call.run)
             training, first = first or _prepare(values), None
             show("train", str(file))
-            driver.train(training)
+            with stopping_by_signals(call):
+                driver.train(training)
             if call.trial:
                 driver.check_trial(files.results, run.rollout.prompts)
     if not call.dry_run:

@@ -48,7 +48,14 @@ THEIRS = {ours: theirs.replace("model.actor", "megatron_training") for theirs, o
 _SECTIONS = {"method": "coca.method", "data.grader_options": "coca.grading", "mindspeed_rl": ""}
 _WORD = re.compile(r"(?<![\w./])[a-z_]+(?:\.\w+)+(?![\w/])")
 _NPU_GIB = 60.96  # of an Ascend 910B as torch_npu reports it, the smaller machine
-_OPTIONAL = {"model.megatron_path", "data.evaluate", "checkpoint.keep", "hardware.memory_gib", "model.prompt_date"}
+_OPTIONAL = {
+    "model.megatron_path",
+    "data.evaluate",
+    "checkpoint.keep",
+    "checkpoint.minutes",
+    "hardware.memory_gib",
+    "model.prompt_date",
+}
 
 
 def compose_cluster_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:

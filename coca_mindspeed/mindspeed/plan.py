@@ -176,7 +176,8 @@ def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str
     yield "validation", evaluations(run, "iterations")
     size, most = checkpoint_bytes(r) / 1e9, most_checkpoints(r, iterations, stages)
     kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
-    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations, {kept} of a stage are kept"
+    clock = "" if r.save_minutes is None else f" and every {r.save_minutes:g} minutes"
+    checkpoints = f"{size:.1f} GB every {r.save_interval} iterations{clock}, {kept} of a stage are kept"
     yield "checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"
 
 
@@ -274,7 +275,8 @@ def most_checkpoints(resolved: ResolvedConfig, iterations: int | None, stages: i
 
     Infinity if all are kept and the number of iterations is unknown.
     """
-    written = math.inf if iterations is None else -(-iterations // max(1, resolved.save_interval))
+    interval = max(1, resolved.save_interval) if resolved.save_minutes is None else 1
+    written = math.inf if iterations is None else -(-iterations // interval)
     kept = min(written, resolved.keep_checkpoints or math.inf)
     return stages * kept + (written > kept)
 

@@ -28,6 +28,7 @@ class ResolvedConfig(Section):
     method: str = Field(alias="method.name")
     lr: float = Field(alias="optimizer.lr")
     save_interval: int = Field(alias="checkpoint.interval")
+    save_minutes: float | None = Field(alias="checkpoint.minutes")
     keep_checkpoints: int | None = Field(alias="checkpoint.keep")
     train_data: str | None = Field(alias="data.train")
     eval_data: str | None = Field(alias="data.evaluate")
@@ -196,6 +197,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
     read |= {KEYS["mini_batch"]: rl.get("mini_batch_size", 1), KEYS["load"]: actor.get("load")}
     read[KEYS["keep_checkpoints"]] = value_of(theirs, "coca.keep_checkpoints")
+    read[KEYS["save_minutes"]] = value_of(theirs, "coca.checkpoint_minutes")
     try:
         return ResolvedConfig.model_validate(read)
     except ValidationError as error:

@@ -21,6 +21,8 @@ from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageErro
 from coca_mindspeed.upstream.nodes import Nodes
 from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.process import InterruptedRunError, stop_request
+from coca_mindspeed.utils.saving import StopRequest
 from coca_mindspeed.utils.text_formats import read_yaml
 
 #: Code of a problem, variable, value that it must have, reason (vllm-project/vllm-ascend threads 3356 and 5747).
@@ -172,6 +174,24 @@ def ending_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def stopping_by_signals(call: Launch) -> Iterator[None]:
+    """Let the training stop after its step, with a checkpoint, at the first SIGINT or SIGTERM; the second ends it.
+
+    Raises InterruptedRunError if the training has stopped so, of itself or because another node was asked to.
+    """
+    request = StopRequest.of(call.directory())
+    request.withdraw()  # of an earlier start
+    try:
+        with stop_request(request.ask):
+            yield
+        if (step := request.answered()) is not None:
+            saved = f"stopped after step {step}, which is saved in {call.directory()}"
+            raise InterruptedRunError(saved if step else "stopped before the first step", "continue with --resume")
+    finally:
+        request.withdraw()
+
+
 def open_log(directory: Path, rank: int) -> None:
     """Write all output from here on, of native libraries and children too, also to a file in ``directory/logs``.
 
@@ -271,21 +291,22 @@ def ray_head(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> Iterator
             yield lambda: None
             return
         say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
-        with child(command) as head:
+        with child(command, start_new_session=True) as head:  # Ctrl-C in a terminal is for this process alone
             yield head.poll
     finally:
         os.environ.pop("RAY_ADDRESS", None)
 
 
-def join_cluster(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> int:
+def join_cluster(nodes: Nodes, options: Sequence[str], call: Launch) -> int:
     """Work for the head until it ends the cluster; return the exit code of this node.
 
-    Raises TrainingError if there is no head within ``CLUSTER_TIMEOUT``.
+    The first SIGINT or SIGTERM asks the training to stop, by a file that the head sees on a shared file system.  Raises
+    TrainingError if there is no head within ``CLUSTER_TIMEOUT``.
     """
     if (address := named_cluster()) is not None:
         raise UsageError(f"RAY_ADDRESS={address}: its nodes are there already; start the run with NODE_RANK=0 alone")
     command = [*_ray_start(nodes, f"--address={nodes.head}"), *options]
-    if dry_run:
+    if call.dry_run:
         show(*command)
         return 0
     say(f"waiting for the Ray head at {nodes.head}, for up to {nodes.timeout} seconds")
@@ -295,7 +316,8 @@ def join_cluster(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> int:
             raise TrainingError(f"no Ray head at {nodes.head} after {nodes.timeout} seconds")
         time.sleep(2)
     say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
-    code = run_child(command)
+    with stop_request(StopRequest.of(call.directory()).ask):
+        code = run_child(command, start_new_session=True)
     # It ends with 1 when the head does, and when it could not join it.
     if code and not _head_is_gone(nodes):
         raise TrainingError(f"Ray has ended on this node with code {code}, and the head at {nodes.head} goes on")

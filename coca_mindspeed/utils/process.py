@@ -110,8 +110,11 @@ class InterruptedRunError(TrainingError):
 
 
 @contextmanager
-def stop_request() -> Iterator[threading.Event]:
-    """Set the event at the first SIGINT or SIGTERM instead of stopping; only the main thread can catch signals."""
+def stop_request(then: Callable[[], None] = lambda: None) -> Iterator[threading.Event]:
+    """Set the event at the first SIGINT or SIGTERM, and call ``then``, instead of stopping.
+
+    Only the main thread can catch signals.
+    """
     request = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -121,7 +124,11 @@ def stop_request() -> Iterator[threading.Event]:
     def handle(number: int, frame: FrameType | None) -> None:
         for caught, handler in previous.items():
             signal.signal(caught, handler)
+        if request.is_set():  # somebody else (Ray) has put this handler back
+            signal.raise_signal(number)
+            return
         request.set()
+        then()
         print("\nstopping after this step, with a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
 
     for number in previous:

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from coca_mindspeed.upstream.launch import (
     run_child,
     script,
     show,
+    stopping_by_signals,
 )
 from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
@@ -61,7 +62,7 @@ def launch(call: Launch, file: Path) -> int:
         if not call.dry_run:
             open_log(output, nodes.rank)
         if nodes.rank:
-            return join_cluster(nodes, [], dry_run=call.dry_run)  # Ray finds the GPUs or NPUs by itself
+            return join_cluster(nodes, [], call)  # Ray finds the GPUs or NPUs by itself
         if nodes.total > 1:
             if not call.dry_run:
                 require_free_port(nodes)
@@ -75,7 +76,8 @@ def launch(call: Launch, file: Path) -> int:
         # verl's own test for NPUs. Graphs that vLLM-Ascend has captured can keep old weights: docs/verl.md, On Ascend.
         on_npus = importlib.util.find_spec("torch_npu") is not None
         eager = [f"{ROLLOUT}.enforce_eager=true"] if on_npus else []
-        return _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
+        with nullcontext() if call.dry_run else stopping_by_signals(call):
+            return _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
 
 
 def _check_output(output: Path, *, resume: bool) -> None:
@@ -111,7 +113,7 @@ def _main_ppo(call: Launch, file: Path, overrides: Sequence[str]) -> int:
     command += ["--config-name", file.stem, f"hydra.searchpath=[{ours}]"]
     # Hydra would make a directory outputs/ where the command is typed.
     command.append(_quoted("hydra.run.dir", call.directory() / "hydra"))
-    return run_child([*command, *overrides], dry_run=call.dry_run)
+    return run_child([*command, *overrides], dry_run=call.dry_run, start_new_session=True)
 
 
 def _smoke(call: Launch, file: Path, output: Path) -> int:

@@ -24,6 +24,9 @@ class VerlSettings(ScoringSettings):
     )
     samples_interval: Annotated[int, _FREE] = Field(10, ge=0, description="steps between sample dumps; 0: none")
     samples_prompts: Annotated[int, _FREE] = Field(4, ge=1, description="questions per dump, with all responses")
+    checkpoint_minutes: Annotated[float | None, _FREE] = Field(
+        None, gt=0, description="minutes after which a step saves besides; null: by trainer.save_freq alone"
+    )
     device_memory_gib: Annotated[float, _FREE] = Field(
         80.0, gt=0, description="GiB of a device, for the plan's memory estimate (Ascend A2, and a die of A3: 61)"
     )

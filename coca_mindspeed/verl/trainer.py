@@ -49,6 +49,7 @@ from coca_mindspeed.scoring.settings import dump_is_due
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_note
 from coca_mindspeed.utils.json_files import write_json_lines
+from coca_mindspeed.utils.saving import CheckpointTimer, StopRequest
 from coca_mindspeed.verl.batch import (
     ScoredStep,
     check_broken,
@@ -87,6 +88,8 @@ class SegmentTrainer(PPOTrainer):
     ``scored``: the mini-batches of this step.
     """
 
+    total_training_steps: int  # verl's
+
     def __init__(self, config: Any) -> None:
         """Check the configuration and verl's release before anything is loaded."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
@@ -105,6 +108,8 @@ class SegmentTrainer(PPOTrainer):
         self.scored: list[ScoredStep] = []
         self._earlier: MetricsBeforeResume | None = None
         self._health = HealthWarnings()
+        self._stop = StopRequest.of(Path(config.trainer.default_local_dir).parent)
+        self._timer = CheckpointTimer(self._settings.checkpoint_minutes)
 
     def _init_dataloader(self) -> None:
         """Load the questions and check all of them before the model is loaded."""
@@ -169,6 +174,24 @@ class SegmentTrainer(PPOTrainer):
     def _log_earlier_rows(self) -> None:
         if self._earlier is not None:
             self._earlier.replay(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        self._timer.saved(self.global_steps)
+
+    def on_step_end(self) -> None:
+        """Save if that is due by the clock; if the run is asked to stop, save and let verl's loop end with this step.
+
+        verl has saved by its interval before, and validates and logs the step afterwards.
+        """
+        step, last = self.global_steps, self.global_steps >= self.total_training_steps
+        asked = self._stop.is_asked() and not last
+        if self._timer.is_due(step) or (asked and step > self._timer.step):
+            self._save_checkpoint()
+        super().on_step_end()
+        if asked:
+            self._stop.answer(step)
+            self.total_training_steps = step
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
         """Run verl's step, of one or more mini-batches, and measure all of it."""

@@ -9,6 +9,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed import launch
 from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.utils.saving import StopRequest
 from coca_mindspeed.verl import launch as launch_on_verl
 
 FOLDER = Path(os.environ["STAND_IN"])
@@ -30,13 +31,21 @@ def wait_for_cluster(*_):
 
 
 def train(config):
-    """``DRIVER_SLEEPS``: it never ends; ``DRIVER_FAILS``: a process of it dies."""
+    """``DRIVER_SLEEPS``: it never ends; ``DRIVER_STEPS``: nor does it, until it is asked to stop.
+
+    ``DRIVER_FAILS``: a process of it dies.
+    """
     os.write(1, b"a line of the training\n")  # as native libraries write
     print("a warning of the training", file=sys.stderr)
     with (FOLDER / "driver").open("a") as file:
         print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
     if os.environ.get("DRIVER_SLEEPS"):
         sleep_for_long()
+    if os.environ.get("DRIVER_STEPS"):
+        stop = StopRequest.of(Path(config.coca.output_dir).parent)
+        while not stop.is_asked():
+            time.sleep(0.1)
+        stop.answer(7)
     if os.environ.get("DRIVER_FAILS"):
         raise TrainingError("training ended: a worker died")
 

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
@@ -18,8 +19,12 @@ import yaml
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
+from coca_mindspeed.upstream.launch import Launch, stopping_by_signals
+from coca_mindspeed.utils.process import InterruptedRunError
+from coca_mindspeed.utils.saving import StopRequest
 from tests.launch.scripts_for_tests import ROOT, call, call_here, commands, ended, own_address, shell, written
 from tests.mindspeed.builders import checkpoint, model_config, write
+from tests.support.waiting import until
 from tests.tables import read_table
 
 OTHERS = ("lib", "convert_weights", "run", "verl")
@@ -229,6 +234,43 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
         assert len(list((folder / "run" / "logs").iterdir())) == 1
 
 
+def test_ctrl_c_lets_the_training_end_after_its_step(stand_in):
+    """A terminal sends it to the whole process group; Ray is ended afterwards."""
+    folder, environment = stand_in
+    (folder / "run").mkdir()
+    (folder / "run/stop").touch()  # of an earlier start
+    process = subprocess.Popen(
+        ["bash", str(SEVEN), "--output", str(folder / "run")],
+        env={**os.environ, **environment, "DRIVER_STEPS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_signals,
+        start_new_session=True,
+    )
+    written(folder / "driver")
+    until(lambda: not (folder / "run/stop").exists())
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    assert "stopped after step 7" in errors
+    assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
+    assert not (folder / "run/stop").exists()
+
+
+@pytest.mark.parametrize("answer", [None, 0, 7])
+def test_a_run_that_another_process_asks_to_stop(tmp_path, answer):
+    """Exit code 130 if it has stopped; 0 if its last step was done."""
+    request = StopRequest.of(tmp_path)
+    stopped = nullcontext() if answer is None else pytest.raises(InterruptedRunError)
+    with stopped as raised, stopping_by_signals(Launch("run", output=tmp_path)):
+        request.ask()
+        if answer is not None:
+            request.answer(answer)
+    assert answer is None or raised.value.exit_code == 130
+    assert not request.is_asked()
+
+
 def test_a_second_start_into_one_output_is_refused(stand_in):
     folder, environment = stand_in
     output = ["--output", str(folder / "run")]
@@ -241,7 +283,9 @@ def test_a_second_start_into_one_output_is_refused(stand_in):
         assert (folder / "ray").read_text().count("started") == 1
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=300)
+        until(lambda: (folder / "run/stop").exists())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=300) == 143  # the second one ends it at once
     assert not (folder / "run" / "running.json").exists()
 
 

@@ -152,6 +152,7 @@ RUN = ("rollout.prompts=8", "rollout.group_size=4", "rollout.max_prompt_tokens=3
         ("evaluation.interval=5", "evaluation while training", "every 5 steps"),
         ("evaluation.interval=0", "evaluation while training", "none"),
         ("checkpoint.interval=7 checkpoint.keep=3", "checkpoints", "1 MB every 7 steps, the newest 3 are kept"),
+        ("checkpoint.minutes=30", "checkpoints", "1 MB every 100 steps and every 30 minutes, the newest 2 are kept"),
         ("checkpoint.interval=0", "checkpoints", "1 MB at the last step, the newest 2 are kept"),
         ("method=sequential trainer.steps=9", "length", "9 steps per stage"),
     ],

@@ -28,6 +28,7 @@ from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring import rollout as scoring
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Scored
+from coca_mindspeed.utils import saving
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.process import InterruptedRunError
 from tests.local.models_for_tests import write_random_model
@@ -43,7 +44,7 @@ from tests.local.runs_for_tests import (
     small_session,
     train,
 )
-from tests.support.waiting import until
+from tests.support.waiting import Clock, until
 
 
 def test_what_a_run_writes(finished):
@@ -188,6 +189,19 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path):
     assert f"{saved.path}" in errors
     assert "--resume" in errors
     assert "Traceback" not in errors
+
+
+def test_a_step_is_saved_by_the_clock_too(tmp_path, monkeypatch):
+    """The second step takes 40 minutes."""
+    clock, minutes = Clock(monkeypatch, saving), iter((0, 40, 0, 0))
+
+    def slow(*arguments):
+        clock.ahead += 60 * next(minutes)
+        return update_policy(*arguments)
+
+    monkeypatch.setattr("coca_mindspeed.local.train.update_policy", slow)
+    train(tmp_path, "trainer.steps=4", "checkpoint.interval=0", "checkpoint.minutes=30")
+    assert [saved.step for saved in list_checkpoints(tmp_path / "checkpoints")] == [2, 4]
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights(finished, tmp_path, monkeypatch):

@@ -16,7 +16,10 @@ from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.utils import saving
 from coca_mindspeed.utils.json_files import read_json_lines
+from coca_mindspeed.utils.saving import StopRequest
+from tests.support.waiting import Clock
 
 
 class Killed(BaseException):
@@ -67,9 +70,10 @@ class UpstreamTrainer:
         self.num_cpus_for_local_task, self.tokenizer = 1, SimpleNamespace(tokenizer=None)
         self.micro_batch_size = self.n_samples_per_prompt = self.global_batch_size = 2
         self.transfer_dock = {}
-        self.die_at = kwargs["die_at"]
+        self.die_at, self.on_event, self.saves = kwargs["die_at"], kwargs["on_event"], []
 
     def event(self, name, iteration):
+        self.on_event(name, iteration)
         if self.die_at == (name, iteration):
             raise Killed
 
@@ -88,14 +92,18 @@ class UpstreamTrainer:
 
     def save_checkpoint(self, iteration):
         self.event("save", iteration)
+        self.saves.append(iteration)
         UpstreamTrainer.saved = iteration
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
-    settings = CocaSettings.model_validate({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
-    process = SimpleNamespace(coca=settings, reference=True)
+    """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies.
+
+    Returns what its iterations asked for; with ``on_event``, which is told of each event, the trainer.
+    """
+    section = {"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path), "checkpoint_minutes": 30.0}
+    process = SimpleNamespace(coca=CocaSettings.model_validate(section), reference=True)
     asked: list[Any] = []
     nothing = SimpleNamespace(remote=lambda *_, **options: asked.append(options["seen"]) or [])
     ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing))
@@ -122,13 +130,15 @@ def start(tmp_path, monkeypatch):
     data = tmp_path / "train.jsonl"
     write_records(data, [Record(str(i), "d", "math", f"{i}+1=", str(i + 1)) for i in range(4)])
 
-    def run(die_at=None):
+    def run(die_at=None, on_event=None):
         config = SimpleNamespace(data_path=str(data), global_batch_size=2, seed=1, no_shuffle=False)
         worker = SimpleNamespace(get_iteration=lambda: UpstreamTrainer.saved, megatron_config=config)
-        trainer = stages_trainer.grpo_trainer(UpstreamTrainer)(worker, None, [], die_at=die_at)
+        trainer = stages_trainer.grpo_trainer(UpstreamTrainer)(
+            worker, None, [], die_at=die_at, on_event=on_event or (lambda *_: None)
+        )
         if die_at is None:
             trainer.fit(iter(range(100)))
-            return asked
+            return trainer if on_event else asked
         with pytest.raises(Killed):
             trainer.fit(iter(range(100)))
         return asked
@@ -189,6 +199,46 @@ def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(st
     start()
     assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "saves", "validated"),
+    [
+        (("metrics", 1), [1], [0]),  # by a signal in the first iteration; checkpoints come every second one
+        (("metrics", 4), [2, 4], [0, 3]),
+        (("validation", 3), [2, 3], [0, 3]),
+        (("validation", 0), [], [0]),  # nothing is trained
+        (("metrics", 6), [2, 4, 6], [0, 3, 6]),  # the last one ends as ever
+    ],
+)
+def test_a_run_that_is_asked_to_stop_ends_after_its_iteration_saved_and_goes_on(
+    start, tmp_path, asked_at, saves, validated
+):
+    request = StopRequest.of(tmp_path.parent)
+    trainer = start(on_event=lambda *event: request.ask() if event == asked_at else None)
+    assert trainer.saves == saves
+    assert steps(tmp_path / "validation.jsonl") == validated
+    assert request.answered() == (None if saves[-1:] == [6] else (saves or [0])[-1])
+    request.withdraw()
+    assert start(on_event=lambda *_: None).saves == [step for step in (2, 4, 6) if step > (saves or [0])[-1]]
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
+
+
+def test_an_iteration_is_saved_by_the_clock_too(start, monkeypatch):
+    """After 30 minutes, of which an iteration takes 20; a checkpoint by the interval starts them anew."""
+    clock = Clock(monkeypatch, saving)
+
+    def twenty_minutes(name, _iteration):
+        clock.ahead += 20 * 60 * (name == "metrics")
+
+    assert start(on_event=twenty_minutes).saves == [2, 4, 6]
+    UpstreamTrainer.saved = 0
+
+    def forty_minutes(name, _iteration):
+        clock.ahead += 40 * 60 * (name == "metrics")
+
+    assert start(on_event=forty_minutes).saves == [1, 2, 3, 4, 5, 6]
 
 
 def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):

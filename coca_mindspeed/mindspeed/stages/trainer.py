@@ -18,6 +18,7 @@ transfer dock.  How a run differs from the paper (arXiv 2603.05881), apart from 
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import HELD_OUT
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.saving import CheckpointTimer, StopRequest
 
 _Upstream: Any = object  # the class of MindSpeed-RL is the next base
+
+
+class _StoppedError(Exception):
+    """The run stops between two iterations, as it was asked to."""
 
 
 class SegmentTrainer(_Upstream):
@@ -59,6 +65,8 @@ class SegmentTrainer(_Upstream):
         self._samples = SampleWriter(coca, self.tokenizer)
         self._validation = Validation(coca, self) if coca.validation_interval else None
         self._iteration = 0
+        output = coca.output_dir
+        self._stop = StopRequest(None) if output is None else StopRequest.of(output.parent)
 
     def transfer_dock_init(self) -> None:
         """Build the dock with our columns, without having the reward stage wait for them."""
@@ -71,20 +79,33 @@ class SegmentTrainer(_Upstream):
             self.dataset_additional_keys = asked
 
     def fit(self, data_iters: Iterator[Any]) -> None:
-        """Train; validate between iterations."""
+        """Train; validate and save between iterations, and stop there if the run is asked to."""
         self._iteration = self.actor_worker.get_iteration()
+        self._timer = CheckpointTimer(self._process.coca.checkpoint_minutes, self._iteration)
         if self._process.coca.output_dir is not None:
             cut_logs(self._process.coca.output_dir, self._iteration)
         if self._iteration == self.train_iters:  # killed between its last checkpoint and its last validation
             self._validate(self._iteration)
-        super().fit(self._between_iterations(iter(data_iters)))
+        with suppress(_StoppedError):
+            super().fit(self._between_iterations(iter(data_iters)))
 
     def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
         for batch in data_iters:
+            self._save_or_stop()
             if self._iteration % (self._process.coca.validation_interval or 1) == 0:
                 self._validate(self._iteration)
+                self._save_or_stop()  # if it was asked to meanwhile
             self._iteration += 1
             yield batch
+
+    def _save_or_stop(self) -> None:
+        """Save the last iteration if that is due by the clock; if the run is asked to stop, save it and raise."""
+        asked = self._stop.is_asked()
+        if self._timer.is_due(self._iteration) or (asked and self._iteration > self._timer.step):
+            self.save_checkpoint(self._iteration)
+        if asked:
+            self._stop.answer(self._iteration)
+            raise _StoppedError
 
     def _validate(self, iteration: int) -> None:
         """Validate the weights after an iteration, unless an earlier start has."""
@@ -119,6 +140,7 @@ class SegmentTrainer(_Upstream):
     def save_checkpoint(self, iteration: int) -> None:
         """Save, and validate the last weights, after which ``fit`` draws no prompts."""
         super().save_checkpoint(iteration)
+        self._timer.saved(iteration)
         if iteration == self.train_iters:
             self._validate(iteration)
 

@@ -60,6 +60,7 @@ class CocaSettings(ScoringSettings):
         None, gt=0, description="see hardware.memory_gib; tells on which NPUs metrics were measured"
     )
     keep_checkpoints: Annotated[int | None, _FREE] = Field(None, ge=1, description="newest checkpoints kept; null: all")
+    checkpoint_minutes: Annotated[float | None, _FREE] = Field(None, gt=0, description="see checkpoint.minutes")
     metrics_file: Annotated[bool, _FREE] = Field(True, description="write output_dir/metrics.jsonl")
 
     rollout_log_probs: Annotated[bool, _FREE] = Field(
