@@ -46,6 +46,7 @@ from coca_mindspeed.scoring.metrics import (
     values,
 )
 from coca_mindspeed.scoring.rollout import Credited, Sampled, Scored, confidence_log_probs
+from coca_mindspeed.scoring.settings import ScoringSettings
 from coca_mindspeed.utils.tokenization import token_text
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class CocaTrainer(GRPOTrainer):
         datasets = dict(_parts({"train_dataset": train_dataset, "eval_dataset": eval_dataset}))
         if reward_funcs is None:
             reward_funcs = self._custom_reward(datasets, args)
-        elif ignored := {"grader", "grading", "require_evaluated"} & section.keys():
+        elif ignored := (ScoringSettings.model_fields.keys() - {"method"}) & section.keys():
             raise ConfigError(f"coca.{sorted(ignored)[0]}: has no effect with reward_funcs; remove one of them")
         elif not callable(reward_funcs):
             raise ConfigError(f"reward_funcs: expected one function of correctness, found {reward_funcs!r:.80}")

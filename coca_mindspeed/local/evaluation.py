@@ -33,8 +33,9 @@ from coca_mindspeed.local.respond import predict, respond
 from coca_mindspeed.local.sampler import Rollout
 from coca_mindspeed.local.schedule import derived_seed, generator, question_order
 from coca_mindspeed.scoring.metrics import values
-from coca_mindspeed.scoring.responses import held_out_gap, response_scorer
+from coca_mindspeed.scoring.responses import held_out_gap, training_scorer
 from coca_mindspeed.scoring.rollout import Graded
+from coca_mindspeed.scoring.settings import scoring_settings
 from coca_mindspeed.utils.console import duration, one_line
 from coca_mindspeed.utils.directories import PROGRESS
 from coca_mindspeed.utils.packages import is_installed
@@ -297,7 +298,7 @@ def run_preflight(
     except NoDistributionError as error:
         raise TrainingError(f"sampling before step 1: {error}") from error
     seconds = time.perf_counter() - started
-    score = response_scorer(config.method, policy.text, grader, require_evaluated=config.data.require_evaluated)
+    score = training_scorer(scoring_settings(config), policy.text, grader)
     if _cut_off(rollout, config):
         score = replace(score, grader=_NotGraded(f"the preflight cuts responses off at {longest} tokens"))
     return Preflight(config, rollout, score.for_training(score(rollout, records)), seconds)

@@ -44,9 +44,9 @@ from coca_mindspeed.local.update import NotFiniteError, build_optimizer, update_
 from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.health import HealthWarnings, rewards_confidence
 from coca_mindspeed.scoring.metrics import CONFIDENCE_REWARD, TIMES_ASKED, sight_metrics, values
-from coca_mindspeed.scoring.responses import ResponseScorer, response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer, training_scorer
 from coca_mindspeed.scoring.rollout import Credited, confidence_log_probs
-from coca_mindspeed.scoring.settings import dump_is_due
+from coca_mindspeed.scoring.settings import dump_is_due, scoring_settings
 from coca_mindspeed.utils.process import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.utils.progress import TrainingProgress
 from coca_mindspeed.utils.saving import CheckpointTimer
@@ -223,8 +223,7 @@ class Trainer:
 
     @cached_property
     def _scorer(self) -> ResponseScorer:
-        evaluated = self.config.data.require_evaluated
-        return response_scorer(self.config.method, self.policy.text, self.grader, require_evaluated=evaluated)
+        return training_scorer(scoring_settings(self.config), self.policy.text, self.grader)
 
     @cached_property
     def _questions(self) -> QuestionOrder:

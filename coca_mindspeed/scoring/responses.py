@@ -18,6 +18,7 @@ from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, 
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.scoring.metrics import HELD_OUT, WeightedMean, gap_metrics
 from coca_mindspeed.scoring.rollout import Graded, Sampled, confidences
+from coca_mindspeed.scoring.settings import ScoringSettings
 from coca_mindspeed.utils.custom_code import is_custom
 
 
@@ -52,6 +53,11 @@ def response_scorer(
 ) -> ResponseScorer:
     """Build the scorer of a method's responses."""
     return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens, require_evaluated)
+
+
+def training_scorer(settings: ScoringSettings, text: TokenText, grader: Grader) -> ResponseScorer:
+    """Build the scorer of a training's responses; every engine has its ``settings``."""
+    return response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
 
 
 def held_out_metrics(answers: Sequence[Prediction]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import method_form
-from coca_mindspeed.config.schema import METHOD_FACTS
+from coca_mindspeed.config.schema import METHOD_FACTS, RunConfig
 from coca_mindspeed.config.values import Method
 from coca_mindspeed.errors import ConfigError, GradingError, validation_problems
 from coca_mindspeed.grading.registry import known_grader
@@ -57,6 +57,15 @@ class ScoringSettings(EngineSection):
             return known_grader(value)
         except GradingError as error:
             raise ValueError(str(error)) from error
+
+
+def scoring_settings(run: RunConfig) -> ScoringSettings:
+    """Method and grading of a run in our own keys."""
+    data, grading = run.data, run.data.grader_options
+    evaluated = data.require_evaluated
+    return ScoringSettings.model_construct(
+        method=run.method, grader=data.grader, grading=grading, require_evaluated=evaluated
+    )
 
 
 def _without_open_thinking(section: Mapping[str, Any]) -> dict[str, Any]:

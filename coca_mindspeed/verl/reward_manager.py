@@ -12,7 +12,7 @@ from coca_mindspeed.data.export import record_of
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import training_scorer
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl.reward_queue import ScoringQueue
 from coca_mindspeed.verl.settings import NAME, verl_settings
@@ -32,7 +32,7 @@ class SegmentRewardManager(RewardManagerBase):
         settings = verl_settings({NAME: plain})
         grader = FaultTolerantGrader(build_grader(settings.grader, settings.grading))
         text = token_text(tokenizer, _vocabulary_size(config, tokenizer))
-        scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
+        scorer = training_scorer(settings, text, grader)
         self._queue = ScoringQueue(scorer, settings.method.label)
 
     async def run_single(self, data: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.metrics import cut_off
-from coca_mindspeed.scoring.responses import held_out_predictions, response_scorer
+from coca_mindspeed.scoring.responses import held_out_predictions, training_scorer
 from coca_mindspeed.scoring.rollout import Graded, Sampled
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -50,7 +50,7 @@ class RewardWorker:
             self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
             text = token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0))
             grader = build_verifier(rl_config, settings.grader, settings.grading)
-            self._scorer = response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
+            self._scorer = training_scorer(settings, text, grader)
             self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
             self._form = form_of(self._records, settings.method, settings.chat_template_kwargs)
         except BaseException as failure:
