@@ -48,6 +48,7 @@ from coca_mindspeed.upstream.launch import (
 from coca_mindspeed.upstream.machine import Machine, show_findings
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.upstream.trial import check_trial
 from coca_mindspeed.utils.console import print_text
 
 
@@ -141,7 +142,7 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
             with stopping_by_signals(call):
                 driver.train(training)
             if call.trial:
-                driver.check_trial(files.results, run.rollout.prompts)
+                check_trial(files.results, run.rollout.prompts)
     if not call.dry_run:
         say(f"every iteration of {call.directory()} is done")
         if call.trial:

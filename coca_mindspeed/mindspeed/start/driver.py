@@ -30,7 +30,6 @@ from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
-    METRICS,
     VARIABLE,
     CocaSettings,
     ProcessSettings,
@@ -46,12 +45,9 @@ from coca_mindspeed.mindspeed.start.records import (
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
-from coca_mindspeed.scoring.health import LARGEST_LOG_PROB_GAP, judge_trial
-from coca_mindspeed.scoring.metrics import LOG_PROB_GAP
 from coca_mindspeed.upstream.launch import WEIGHT_FORMAT
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
 from coca_mindspeed.upstream.ray_cluster import own_signal_handlers, set_ray_defaults, wait_for_slow_nodes
-from coca_mindspeed.utils.json_files import read_json_lines, read_steps
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 #: Environment variable -> a package that its checkout must hold.
@@ -77,7 +73,6 @@ _TASK_QUEUE = (  # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph
 #: Of Ray without an NPU: MindSpeed-RL reserves tens of CPUs by number, which need not exist there.
 HOST_CPUS = 64
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n\s+(\S.*)')  # of a traceback: file, line, source line
-_SHOWN, _WIDTH = 3, 600  # responses that a trial shows, and characters of each
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
@@ -333,38 +328,6 @@ def train(
         raise TrainingError(f"training ended: {_cause(error)}{resume_hint(config)}") from error
     finally:
         ray.shutdown()
-
-
-def sample_rows(results: Path) -> list[dict[str, Any]]:
-    """The responses that the iterations of a stage have dumped, the first of each prompt."""
-    files = sorted((results / "samples").glob("*.jsonl"))
-    rows = [row for file in files for _, row in read_json_lines(file)]
-    return list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
-
-
-def check_trial(results: Path, prompts: int) -> None:
-    """Show three responses of a trial in ``results`` (``stageN``), and judge its iterations of ``prompts`` groups.
-
-    The gap of log-probs is not measured at temperatures other than 1, nor without ``coca.rollout_log_probs``.  Raises
-    TrainingError for each reason of :func:`.judge_trial`.
-    """
-    metrics = results / METRICS
-    rows = read_steps(metrics) if metrics.is_file() else []
-    for row in sample_rows(results)[:_SHOWN]:
-        graded = {True: "right", False: "wrong"}.get(row["correct"], "not graded")
-        confidence = "invalid" if row["confidence"] is None else row["confidence"]
-        print(f"coca-mindspeed: {graded}, confidence {confidence}: {row['response']!r:.{_WIDTH}}", flush=True)
-    # A format warm-up belongs to the local engine: a cluster run with one is refused.
-    verdict = judge_trial(rows, prompts * len(rows))
-    for code, text in verdict.warnings.items():
-        print(f"coca-mindspeed: warning: {text} [{code}]", flush=True)
-    if verdict.failures:
-        lines = [f"{text} [{code}]" for code, text in verdict.failures.items()]
-        hint = "; see docs/ascend.md (5. Trial)"
-        raise TrainingError("\n".join([f"{metrics}: the trial failed:", *lines]) + hint)
-    gaps = [row[LOG_PROB_GAP] for row in rows if LOG_PROB_GAP in row]
-    largest = f"{max(gaps):.2g}, at most {LARGEST_LOG_PROB_GAP}" if gaps else "not measured at this temperature"
-    print(f"coca-mindspeed: {LOG_PROB_GAP}: {largest}", flush=True)
 
 
 def resume_hint(config: DictConfig) -> str:
