@@ -48,7 +48,7 @@ from coca_mindspeed.upstream.launch import (
 from coca_mindspeed.upstream.machine import Machine, show_findings
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
-from coca_mindspeed.upstream.trial import check_trial
+from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.console import print_text
 
 
@@ -146,11 +146,7 @@ def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]
     if not call.dry_run:
         say(f"every iteration of {call.directory()} is done")
         if call.trial:
-            metrics = stages[0][0].results / "metrics.jsonl"
-            print_text(
-                "trial passed; the time of a run at the speed that was measured:\n"
-                f"    coca-mindspeed check {call.run} --metrics {metrics}"
-            )
+            show_passed(call.run, stages[0][0].results / "metrics.jsonl")
     return 0
 
 

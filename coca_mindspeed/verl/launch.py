@@ -28,8 +28,9 @@ from coca_mindspeed.upstream.launch import (
 )
 from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.directories import nearby_runs
-from coca_mindspeed.verl.plan import make_plan
+from coca_mindspeed.verl.plan import make_plan, verl_configuration
 from coca_mindspeed.verl.requirements import ROLLOUT
 from coca_mindspeed.verl.upstream_keys import directory_of_verl
 
@@ -77,7 +78,11 @@ def launch(call: Launch, file: Path) -> int:
         on_npus = importlib.util.find_spec("torch_npu") is not None
         eager = [f"{ROLLOUT}.enforce_eager=true"] if on_npus else []
         with nullcontext() if call.dry_run else stopping_by_signals(call):
-            return _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
+            code = _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
+        if call.trial and code == 0 and not call.dry_run:
+            check_trial(output, int(verl_configuration(file, overrides)["data"]["train_batch_size"]))
+            show_passed(call.run, output / "metrics.jsonl")
+        return code
 
 
 def _check_output(output: Path, *, resume: bool) -> None:

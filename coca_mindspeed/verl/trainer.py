@@ -42,7 +42,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.health import HealthWarnings
-from coca_mindspeed.scoring.metrics import TIMES_ASKED
+from coca_mindspeed.scoring.metrics import LOG_PROB_GAP, TIMES_ASKED
 from coca_mindspeed.scoring.probe import check_custom_grader
 from coca_mindspeed.scoring.responses import check_custom_method
 from coca_mindspeed.scoring.settings import dump_is_due
@@ -247,7 +247,11 @@ class SegmentTrainer(PPOTrainer):
             SEGMENT_ENDS: columns["segment_ends"],
         }
         correction = self.config.algorithm.get("rollout_correction", None)
-        if correction is not None and all(name in data.keys() for name in log_probs):  # noqa: SIM118  a TensorDict
+        both = all(name in data.keys() for name in log_probs)  # noqa: SIM118  a TensorDict
+        if both and self.trainer_mode == "sync":  # of earlier weights elsewhere
+            old, sampled = (data[name].values() for name in log_probs)
+            metrics[LOG_PROB_GAP] = float((old - sampled).abs()[mask.values().bool()].mean())
+        if correction is not None and both:
             padded = DataProto(batch=data.select("response_mask", *log_probs).to_padded_tensor())
             corrected, found = compute_rollout_correction_and_add_to_batch(padded, correction)
             metrics.update(found)

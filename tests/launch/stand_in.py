@@ -39,10 +39,12 @@ def train(config):
     print("a warning of the training", file=sys.stderr)
     with (FOLDER / "driver").open("a") as file:
         print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
+    results = Path(config.coca.output_dir)
+    (results / "metrics.jsonl").write_text('{"step": 1, "actor/grad_norm": 1.0}\n')
     if os.environ.get("DRIVER_SLEEPS"):
         sleep_for_long()
     if os.environ.get("DRIVER_STEPS"):
-        stop = StopRequest.of(Path(config.coca.output_dir).parent)
+        stop = StopRequest.of(results.parent)
         while not stop.is_asked():
             time.sleep(0.1)
         stop.answer(7)

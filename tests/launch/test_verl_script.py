@@ -1,6 +1,7 @@
 """launch/verl.sh: its plan, its commands, and what it refuses; without verl on the keys of its configuration."""
 
 import importlib.util
+import json
 import os
 import shlex
 import socket
@@ -76,15 +77,20 @@ def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("npus", "eager"), [(True, ["true"]), (False, [])])
-def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus, eager):
+@pytest.mark.parametrize(
+    ("npus", "eager", "driver", "norm", "code"), [(True, ["true"], "7", 1.0, 7), (False, [], "0", 0.0, 1)]
+)
+def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus, eager, driver, norm, code):
+    """It ends with verl's exit code, or with 1 if its metrics fail."""
     folder, environment = stand_in
-    environment["DRIVER_EXIT"] = "7"
+    environment["DRIVER_EXIT"] = driver
+    write(folder / "run/metrics.jsonl", json.dumps({"step": 1, "data": {"actor/grad_norm": norm}}) + "\n")
     if npus:
         environment["PYTHONPATH"] = f"{write(folder / 'npu/torch_npu.py').parent}:{os.environ.get('PYTHONPATH', '')}"
     words = ["coca_qwen25_7b", "--trial", "data.seed=1", "--output", str(folder / "run")]
     ran = call(SCRIPT, *words, **environment)
-    assert ran.returncode == 7, ran.stderr
+    assert ran.returncode == code, ran.stderr
+    assert ("[no_gradient]" in ran.stderr) == (code == 1)
     [log] = (folder / "run" / "logs").iterdir()
     assert "verl.trainer.main_ppo" in log.read_text()
     words = (folder / "driver").read_text().split()

@@ -1,6 +1,7 @@
 """The verdict on a trial, and what it shows."""
 
 import json
+import re
 
 import pytest
 
@@ -30,6 +31,41 @@ def test_a_trial_fails_if_the_rollout_has_another_model(tmp_path, capsys, gaps, 
     else:
         with pytest.raises(TrainingError, match=r"\[log_prob_gap\]"):
             check_trial(tmp_path, 4)
+
+
+VERLS = {
+    "invalid": {"rollout/invalid_share": 1.0},
+    "ungradable": {"grading/ungradable_share": 1.0},
+    "cut_off": {"response/cut_off_share": 1.0},
+    "one_reward": {"group/no_confidence_variance_share": 1.0, "group/no_answer_variance_share": 1.0},
+    "no_gradient": {"actor/grad_norm": 0.0},
+    "log_prob_gap": {"rollout/log_prob_gap": 0.3},
+}
+WELL = {
+    "rollout/invalid_share": 0.5,
+    "grading/ungradable_share": 0.0,
+    "response/cut_off_share": 0.1,
+    "group/no_confidence_variance_share": 0.5,
+    "group/no_answer_variance_share": 0.5,
+    "actor/grad_norm": 0.7,
+    "rollout/log_prob_gap": 0.004,
+}
+
+
+@pytest.mark.parametrize("code", [None, *VERLS, "no_steps"])
+def test_a_trial_on_verl_is_judged_by_the_same_reasons(tmp_path, code):
+    """In the layout of verl's file logger, whose rows also have verl's own metrics."""
+    wrong = VERLS.get(code, {})
+    rows = [{"step": step, "data": {"perf/throughput": 9.0, **WELL, **wrong}} for step in (1, 2)]
+    write(tmp_path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows if code != "no_steps"))
+    dumped = {"question": "q", "response": "r", "confidence": None, "correct": None}
+    write(tmp_path / "samples" / "step_000001.jsonl", json.dumps(dumped) + "\n")
+    if code is None:
+        check_trial(tmp_path, 128)
+        return
+    with pytest.raises(TrainingError) as raised:
+        check_trial(tmp_path, 128)
+    assert re.findall(r"\[(\w+)\]$", str(raised.value).partition("; see")[0], re.MULTILINE) == [code]
 
 
 def test_a_trial_shows_three_responses_and_its_warnings(tmp_path, capsys):
