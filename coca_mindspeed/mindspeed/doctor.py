@@ -26,6 +26,7 @@ from coca_mindspeed.upstream.machine import (
     item,
     network,
     npus,
+    npus_in_use,
     open_files,
     ray_variables,
     read_line,
@@ -139,6 +140,7 @@ def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
     yield open_files(machine)
     yield from network(machine, several=nodes > 1)
     yield npus(machine, None if run is None else per_node)
+    yield npus_in_use(machine)
     if run is not None:
         # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
         # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage task.

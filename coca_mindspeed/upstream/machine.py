@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,6 +70,13 @@ def _port_is_free(port: int) -> bool:
     return False
 
 
+def _npu_smi() -> str:
+    """The tables of ``npu-smi info``; empty if it cannot be run."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["npu-smi", "info"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return ""
+
+
 @dataclass(frozen=True)
 class Machine:
     """Facts of this machine; ``root`` is the root of its file system, ``open_files`` the hard limit (-1: none)."""
@@ -84,6 +92,7 @@ class Machine:
     owns_address: Callable[[str], bool] = _owns_address
     python: str = field(default_factory=platform.python_version)
     port_is_free: Callable[[int], bool] = _port_is_free
+    npu_smi: Callable[[], str] = _npu_smi
 
 
 class Finding(NamedTuple):
@@ -165,8 +174,14 @@ def driver_and_cann(
 
 
 def network(machine: Machine, *, several: bool) -> Iterator[Finding]:
-    """The interfaces by which HCCL and Gloo find the other nodes; CANN lets ``HCCL_IF_IP`` win over a name."""
+    """The interfaces by which HCCL and Gloo find the other nodes; CANN lets ``HCCL_IF_IP`` win over a name.
+
+    And no rank table: HCCL would number the ranks by it, and Ray numbers them otherwise.
+    """
     environment, interfaces = machine.environment, machine.interfaces
+    variable = "RANK_TABLE_FILE"
+    table, fix = environment.get(variable), f"unset {variable} (operators of Kubernetes export it)"
+    yield item("rank-table", variable, table, not table, "unset: Ray numbers the ranks", fix)
     where = "of this machine that reaches the other nodes" if several else "of this machine"
     fix = f"export {{}}=one of {', '.join(name for name in interfaces if name != _LOOPBACK)}"
     if address := environment.get("HCCL_IF_IP"):
@@ -218,6 +233,38 @@ def npus(machine: Machine, wanted: int | None, setting: str = "hardware=") -> Fi
     expected = f"{number} of the numbers 0 to {devices - 1}, each once" if devices else number
     fix = f"correct or unset {variable}, or choose another {setting}"
     return item("visible-npus", "NPUs", f"{devices}, of which {variable}={chosen}", ok, expected, fix)
+
+
+_CHIP = re.compile(r"^\|\s*(\d+)(?:\s+\d+)?\s*\|\s*[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:", re.MULTILINE)
+_NPU = re.compile(r"^\|\s*(\d+)\s+\S*[A-Za-z]\S*\s*\|", re.MULTILINE)
+_PROCESS = re.compile(r"^\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|", re.MULTILINE)
+
+
+def npus_in_use(machine: Machine) -> Finding:
+    """Processes on the devices of a run by ``npu-smi info``, which may not show those of other containers.
+
+    ``ASCEND_RT_VISIBLE_DEVICES`` counts the chips of the first table, in its order.
+    """
+    text = machine.npu_smi()
+    chips: list[tuple[str, str]] = []
+    npu = ""
+    for line in text.splitlines():
+        if chip := _CHIP.match(line):
+            chips.append((npu, chip[1]))
+        elif name := _NPU.match(line):
+            npu = name[1]
+    chosen = machine.environment.get("ASCEND_RT_VISIBLE_DEVICES")
+    if chosen is not None:
+        numbers = {part.strip() for part in chosen.split(",")}
+        chips = [chip for number, chip in enumerate(chips) if str(number) in numbers]
+    busy: dict[tuple[str, str], list[str]] = {}
+    for number, chip, process in _PROCESS.findall(text):
+        if (number, chip) in chips:
+            busy.setdefault((number, chip), []).append(process)
+    shown = "; ".join(f"NPU {npu} chip {chip}: {', '.join(pids)}" for (npu, chip), pids in busy.items())
+    fix = "end these processes (of an earlier run: kill PID), or choose other NPUs by ASCEND_RT_VISIBLE_DEVICES"
+    value = shown or ("no process" if chips else "unknown")
+    return item("npus-in-use", "processes on NPUs", value, not busy, "no process", fix)
 
 
 def show_findings(findings: Sequence[Finding], *, only_problems: bool = False) -> bool:

@@ -21,6 +21,7 @@ from coca_mindspeed.upstream.machine import (
     matches,
     network,
     npus,
+    npus_in_use,
     open_files,
     ray_variables,
     shared_memory,
@@ -160,6 +161,7 @@ def _hardware(machine: Machine, stack: Stack, run: VerlRun | None, *, several: b
     wanted = None if run is None else int(run.value("trainer.n_gpus_per_node"))
     if stack.accelerator == "npu":
         yield npus(machine, wanted, "trainer.n_gpus_per_node=")
+        yield npus_in_use(machine)
         yield from network(machine, several=several)
     else:
         found = _devices(machine, "nvidia")

@@ -41,7 +41,7 @@ def fake_machine(environment: dict[str, str], root: Path) -> Machine:
     space = SimpleNamespace(free=10**15, total=10**15)
     owned = ("10.0.0.1", "127.0.0.1", "fd00::1").__contains__
     machine = Machine(environment, root, 192, 65536, TODAY.packages.get, lambda _: space)
-    return replace(machine, interfaces=("lo", "eth0", "enp1s0"), owns_address=owned)
+    return replace(machine, interfaces=("lo", "eth0", "enp1s0"), owns_address=owned, npu_smi=str)
 
 
 @pytest.fixture
@@ -151,6 +151,61 @@ def test_devices_that_the_run_sees(good, devices, wanted, visible, ok):
     assert "NPUs" not in found or found["NPUs"].fix
 
 
+# Tables of npu-smi: two NPUs of an A2 node (one chip each), and one of an A3 node (two chips), with processes below.
+A2 = """\
++------------------------------------------------------------------------------------------------+
+| npu-smi 25.3.0                   Version: 25.3.0                                               |
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B3               | OK            | 91.0        36                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          3401 / 65536         |
++===========================+===============+====================================================+
+| 1     910B3               | OK            | 95.4        37                0    / 0             |
+| 0                         | 0000:01:00.0  | 0           0    / 0          3400 / 65536         |
++===========================+===============+====================================================+
++---------------------------+---------------+----------------------------------------------------+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
++===========================+===============+====================================================+
+"""
+A3 = """\
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     Ascend910           | OK            | 170.2       35                0    / 0             |
+| 0     0                   | 0000:9D:00.0  | 0           0    / 0          3130 / 65536         |
+| 0     Ascend910           | OK            | -           35                0    / 0             |
+| 1     1                   | 0000:9F:00.0  | 0           0    / 0          2881 / 65536         |
++===========================+===============+====================================================+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
+"""
+IDLE = "| No running processes found in NPU {}                                                            |\n"
+BUSY = "| {}       {}                 | {}       |                          | 37709                   |\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "visible", "found"),
+    [
+        ("", None, None),  # npu-smi is not there
+        (A2 + IDLE.format(0) + IDLE.format(1), None, None),
+        (A2 + IDLE.format(0) + BUSY.format(1, 0, 1333928), None, "NPU 1 chip 0: 1333928"),
+        (A2 + BUSY.format(0, 0, 41) + BUSY.format(0, 0, 42) + IDLE.format(1), None, "NPU 0 chip 0: 41, 42"),
+        (A2 + IDLE.format(0) + BUSY.format(1, 0, 1333928), "0", None),
+        (A2 + IDLE.format(0) + BUSY.format(1, 0, 1333928), "1", "NPU 1 chip 0: 1333928"),
+        (A3 + BUSY.format(0, 1, 50), None, "NPU 0 chip 1: 50"),
+        (A3 + BUSY.format(0, 1, 50), "0", None),
+        (A3 + IDLE.format(0), None, None),
+    ],
+)
+def test_npus_that_are_in_use(good, text, visible, found):
+    machine, run = good
+    chosen = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    machine = replace(machine, npu_smi=lambda: text, environment=machine.environment | chosen)
+    problem = examine(machine, run).get("processes on NPUs")
+    assert (problem and problem.value) == found
+
+
 @pytest.mark.parametrize(("package", "wanted", "found", "ok"), read_table(__file__, "versions.tsv"))
 def test_versions_that_a_manifest_may_name(good, monkeypatch, package, wanted, found, ok):
     machine, run = good
@@ -190,6 +245,7 @@ def test_good_machine(good):
         ("ATB_HOME_PATH", "", "atb", "ATB (NNAL)"),
         ("LD_PRELOAD", "/nowhere/libjemalloc.so.2", "jemalloc", "jemalloc"),
         ("HCCL_SOCKET_IFNAME", "eth99", "network", "HCCL_SOCKET_IFNAME"),
+        ("RANK_TABLE_FILE", "/user/serverid/devindex/config/hccl.json", "rank-table", "RANK_TABLE_FILE"),
         ("MINDSPEED_RL_HOME", "/edited", "checkout", "MindSpeed-RL"),
         ("MINDSPEED_HOME", "/nowhere", "checkout", "mindspeed"),
         ("TMPDIR", f"/{'x' * 39}", "tmpdir", "TMPDIR"),
