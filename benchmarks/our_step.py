@@ -11,7 +11,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 
 
 class OurStep:
@@ -31,7 +31,7 @@ class OurStep:
         asked = question_order(self.records, config.rollout.prompts, 0).of_step(self.step)
         draw, group_size = generator(torch.device("cpu"), 0, "rollout", self.step), config.rollout.group_size
         rollout = respond(self.policy, asked, config.method.system_prompt, config.rollout, draw, group_size)
-        graded = response_scorer(config.method, self.policy.text, self.grader)(rollout, asked)
+        graded = ResponseScorer(config.method, self.policy.text, self.grader)(rollout, asked)
         credited = graded.give_credit(CreditRule(config.method), group_size)
         update_policy(self.policy, rollout, credited, self.optimizer, self.lr, config)
         self.step += 1

@@ -108,7 +108,7 @@ def coca_advantages(
         raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
     ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
     sampled_ids, text = Sampled(token_ids=ids, lengths=ends), _token_text(tokenizer, ids)
-    parsed = sampled_ids.read(text, settings.parser(), settings.max_confidence_tokens)
+    parsed = sampled_ids.read(text, settings)
     scored = parsed.scored(_verdicts(correct, batch))
     sampled = None if log_probs is None else log_probs.detach().cpu()
     of_confidence = confidence_log_probs(rule, sampled, scored.segment_ends)

@@ -18,7 +18,7 @@ from coca_mindspeed.grading.code import MAX_ANSWER_CHARACTERS, CodeGrader, build
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Equivalence, MeasuredGrader
 from coca_mindspeed.local.respond import respond
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_sandbox.inside.names import undefined
 
 Pairs = Sequence[tuple[str, str]]
@@ -182,7 +182,7 @@ def majority_predictions(
     policy, method = target.policy, target.method
     sampling = target.rollout.model_copy(update={"temperature": 1.0})
     sampled = respond(policy, records, method.system_prompt, sampling, target.generator(*purpose), k)
-    graded = response_scorer(method, policy.text, target.grader)(sampled, records)
+    graded = ResponseScorer(method, policy.text, target.grader)(sampled, records)
     lengths = graded.lengths.view(-1, k).sum(dim=1).tolist()
     predictions = []
     for index, record in enumerate(records):

@@ -171,7 +171,7 @@ def ask(
 
     draw = generator(policy.device, config.seed, "ask")
     rollout = respond(policy, records, system_prompt, config.rollout, draw, samples)
-    parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
+    parsed = rollout.read(policy.text, config.method, in_training=False)
     stated = map(number_or_none, parsed.stated)
     asked = [record.question for record in records for _ in range(samples)]
     rows = zip(asked, stated, parsed.answers, parsed.texts, strict=True)

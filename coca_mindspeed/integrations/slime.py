@@ -89,7 +89,7 @@ def _queue(loop: asyncio.AbstractEventLoop, model: str, section: str) -> Gatheri
 def _read(model: str, settings: IntegrationSettings, samples: Sequence[Any]) -> Parsed:
     """Read the sampled ids, which are the last ones of ``tokens``."""
     sampled = Sampled.of_responses(one.tokens[len(one.tokens) - one.response_length :] for one in samples)
-    return sampled.read(_token_text(model), settings.method.parser(), settings.method.max_confidence_tokens)
+    return sampled.read(_token_text(model), settings.method)
 
 
 async def reward(args: Any, sample: Any, **_: Any) -> float | list[float]:

@@ -212,9 +212,8 @@ class CocaTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Sequence[Any], completion_ids_list: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Grade the answers without their confidences."""
-        method = self._settings.method
         sampled = Sampled.of_responses(completion_ids_list)
-        parsed = sampled.read(self._text, method.parser(), method.max_confidence_tokens)
+        parsed = sampled.read(self._text, self._settings.method)
         answers: Sequence[Any] = parsed.answers
         if not isinstance(completions[0], str):
             answers = [[{"role": "assistant", "content": answer}] for answer in answers]

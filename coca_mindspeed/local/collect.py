@@ -53,7 +53,7 @@ class LocalAnswers:
             rollout = respond(policy, records, form.system_prompt, sampling, draw, group_size=1)
         except NoDistributionError as error:
             raise ConfigError(f"MODEL={config.model.path}: {error}") from error
-        parsed = rollout.read(policy.text, config.method.parser(in_training=False), config.method.max_confidence_tokens)
+        parsed = rollout.read(policy.text, config.method, in_training=False)
         after = parsed.stated_after
         for row, (key, record) in enumerate(chunk):
             stated = number_or_none(parsed.stated[row])

@@ -15,7 +15,7 @@ from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Rollout, sample_responses
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
-from coca_mindspeed.scoring.responses import predictions, response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.scoring.rollout import Credited, Stated
 
 
@@ -73,7 +73,7 @@ def predict(
     """
     sampling = sampling.model_copy(update={"temperature": 1.0})
     at_once = max(1, (sampling.batch_responses or _DEFAULT_BATCH_RESPONSES) // samples)
-    score = response_scorer(method, policy.text, grader)
+    score = ResponseScorer(method, policy.text, grader)
     answers: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]

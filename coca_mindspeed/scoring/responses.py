@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import MethodSettings
-from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
@@ -24,12 +23,11 @@ from coca_mindspeed.utils.custom_code import is_custom
 
 @dataclass(frozen=True, slots=True)
 class ResponseScorer:
-    """Scores responses of one format."""
+    """Scores responses of one method."""
 
+    method: MethodSettings  # decides how a response is read
     text: TokenText  # bytes of each token id
-    parser: ResponseParser  # reads the response format
     grader: Grader  # grades the answers
-    max_confidence_tokens: int  # segment length of an invalid response
     require_evaluated: bool = False  # in training, an answer that only restates its question is wrong
 
     def __call__(self, sampled: Sampled, records: Sequence[Record]) -> Graded:
@@ -41,23 +39,16 @@ class ResponseScorer:
         if not records or responses % len(records):
             raise ValueError(f"expected groups of one size, found {responses} responses to {len(records)} records")
         of_each = [record for record in records for _ in range(responses // len(records))]
-        return sampled.read(self.text, self.parser, self.max_confidence_tokens).graded(of_each, self.grader)
+        return sampled.read(self.text, self.method).graded(of_each, self.grader)
 
     def for_training(self, graded: Graded) -> Graded:
         """The same responses with the verdicts that training rewards."""
         return graded.reject_unevaluated() if self.require_evaluated else graded
 
 
-def response_scorer(
-    method: MethodSettings, text: TokenText, grader: Grader, *, require_evaluated: bool = False
-) -> ResponseScorer:
-    """Build the scorer of a method's responses."""
-    return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens, require_evaluated)
-
-
 def training_scorer(settings: ScoringSettings, text: TokenText, grader: Grader) -> ResponseScorer:
     """Build the scorer of a training's responses; every engine has its ``settings``."""
-    return response_scorer(settings.method, text, grader, require_evaluated=settings.require_evaluated)
+    return ResponseScorer(settings.method, text, grader, settings.require_evaluated)
 
 
 def held_out_metrics(answers: Sequence[Prediction]) -> dict[str, float]:

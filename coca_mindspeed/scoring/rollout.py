@@ -19,7 +19,8 @@ from coca_mindspeed.algorithm import check_tensor
 from coca_mindspeed.algorithm.advantages import Reduce, SegmentMasks, segment_masks, token_advantages
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths, segment_ends, thought_ends
 from coca_mindspeed.algorithm.credit import Credit, CreditRule
-from coca_mindspeed.algorithm.parsing import END_THINK_TAG, ResponseParser
+from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Grader, Verdict
@@ -52,16 +53,16 @@ class Sampled:
         ids = [torch.as_tensor(response, dtype=torch.int64, device="cpu") for response in responses]
         return cls(token_ids=pad_sequence(ids, batch_first=True), lengths=torch.tensor([len(each) for each in ids]))
 
-    def read(self, text: TokenText, parser: ResponseParser, max_confidence_tokens: int) -> "Parsed":
+    def read(self, text: TokenText, method: MethodSettings, *, in_training: bool = True) -> "Parsed":
         """Decode the responses, parse their confidences and find the ends of their segments."""
-        texts = text.decode(self.token_ids, self.lengths)
+        parser, texts = method.parser(in_training=in_training), text.decode(self.token_ids, self.lengths)
         parsed = [parser(response) for response in texts]
         stated = confidences(p.confidence for p in parsed)
         after = confidences(p.confidence_after for p in parsed) if parser.position == "both" else None
         valid = [~each.isnan() for each in (stated, after) if each is not None]
         closed = torch.tensor([END_THINK_TAG in response for response in texts], dtype=torch.bool)
         given = (self.token_ids, self.lengths, text)
-        options: Any = {"max_confidence_tokens": max_confidence_tokens, "position": parser.position}
+        options: Any = {"max_confidence_tokens": method.max_confidence_tokens, "position": parser.position}
         return Parsed(
             texts=texts,
             answers=[p.answer for p in parsed],

@@ -17,7 +17,7 @@ from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator, question_order
 from coca_mindspeed.local.update import build_optimizer, update_policy
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import confidence_log_probs
 from coca_mindspeed.utils.json_files import write_json
 from experiments.reproduce.plan import saved_config
@@ -52,7 +52,7 @@ def write_profile(run: Path, file: Path) -> None:
             group_size = config.rollout.group_size
             started = _start(device)
             rollout = respond(policy, asked, config.method.system_prompt, config.rollout, draw, group_size)
-            graded = response_scorer(config.method, policy.text, grader)(rollout, asked)
+            graded = ResponseScorer(config.method, policy.text, grader)(rollout, asked)
             log_probs = confidence_log_probs(rule, rollout.log_probs, graded.segment_ends)
             credited = graded.give_credit(rule, group_size, log_probs=log_probs)
             seconds["rollout"].append(_seconds_since(started, device))

@@ -12,7 +12,7 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 from tests.local.runs_for_tests import small_session
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "coca_in_one_file.py"
@@ -44,7 +44,7 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
     records = trainer.records[:24]
     size, draw = config.rollout.group_size, torch.Generator().manual_seed(5)
     rollout = respond(policy, records, config.method.system_prompt, config.rollout, draw, size)
-    graded = response_scorer(config.method, policy.text, trainer.grader)(rollout, records)
+    graded = ResponseScorer(config.method, policy.text, trainer.grader)(rollout, records)
     credited = graded.give_credit(CreditRule(config.method, 0), size)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient
     metrics = update_policy(policy, rollout, credited, optimizer, 1.0, config)

@@ -15,7 +15,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import ResponseBatch, largest_group_sizes, microbatches, update_policy
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 from tests.local.models_for_tests import Kept, random_policy, set_chunk_of, write_random_model
 from tests.local.runs_for_tests import small_session
 
@@ -31,7 +31,7 @@ def rollout(session):
     policy, asked, size = trainer.policy, trainer.records[:8], config.rollout.group_size
     draw = generator(policy.device, 0, "test")
     sampled = respond(policy, asked, config.method.system_prompt, config.rollout, draw, size)
-    graded = response_scorer(config.method, policy.text, trainer.grader)(sampled, asked)
+    graded = ResponseScorer(config.method, policy.text, trainer.grader)(sampled, asked)
     return sampled, graded.give_credit(CreditRule(config.method, 0), size)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import method_settings
-from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
 from coca_mindspeed.scoring.metrics import rollout_metrics, values
@@ -35,9 +35,10 @@ def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any)
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
-    parts = {"text": TokenText(TOKENS), "parser": ResponseParser(), "grader": ExactGrader(), **changed}
+    parts = {"method": method_settings(), "text": TokenText(TOKENS), "grader": ExactGrader(), **changed}
+    parts["method"] = replace(parts["method"], max_confidence_tokens=2)
     lengths = torch.tensor([len(row) for row in rows])
-    return ResponseScorer(**parts, max_confidence_tokens=2)(Sampled(token_ids=ids, lengths=lengths), records)
+    return ResponseScorer(**parts)(Sampled(token_ids=ids, lengths=lengths), records)
 
 
 def test_by_hand():
@@ -67,7 +68,7 @@ def test_the_responses_of_a_group_have_its_record():
 
 
 def test_answer_first_responses():
-    scored = score([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
+    scored = score([[5, 1, 2, 3]], ["4"], method=method_settings("rlcr"))
     assert (scored.correct.tolist(), scored.stated.tolist()) == ([1], [0.5])
     assert scored.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
 
@@ -83,7 +84,7 @@ def test_thoughts_belong_to_the_answers_segment_and_are_measured(position):
         [*stated * before, *thought, *thought],
     ]
     settings = method_settings({"first": "coca", "last": "rlcr", "both": "caliber"}[position], thinking=True)
-    scored = score(rows, ["4", "4", "7"], text=TokenText(tokens), parser=settings.parser())
+    scored = score(rows, ["4", "4", "7"], text=TokenText(tokens), method=settings)
     assert scored.answers == ["4", "4", ""]
     assert scored.correct.tolist() == [1, 1, 0]
     start = 3 * before
@@ -107,7 +108,7 @@ def test_thoughts_belong_to_the_answers_segment_and_are_measured(position):
 def test_predictions_hold_both_confidences_of_a_response():
     tokens = [*TOKENS, b"0.9"]
     rows = [[1, 2, 3, 5, 1, 8, 3], [1, 2, 3, 6], [5, 1, 8, 3]]
-    scored = score(rows, ["4", "4", "4"], text=TokenText(tokens), parser=ResponseParser("both"))
+    scored = score(rows, ["4", "4", "4"], text=TokenText(tokens), method=method_settings("caliber"))
     found = [(p.confidence, p.confidence_after, p.correct) for p in predictions(scored)]
     assert found == [(0.5, 0.9, True), (0.5, None, False), (None, 0.9, True)]
     assert {p.confidence_after for p in predictions(score([[1, 2, 3, 5]], ["4"]))} == {None}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.grading.custom import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import ExactGrader, Outcome, Verdict
@@ -50,7 +50,7 @@ class Fake:
 
 def queue_of(grader, *, require_evaluated=False, text=None):
     text = text or token_text(TOKENIZER, len(TOKENIZER))
-    return ScoringQueue(ResponseScorer(text, ResponseParser(), grader, 16, require_evaluated), "coca")
+    return ScoringQueue(ResponseScorer(method_settings(), text, grader, require_evaluated), "coca")
 
 
 def scored(queue, *asked):

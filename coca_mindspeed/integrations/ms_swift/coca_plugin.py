@@ -116,8 +116,7 @@ class Segment(ORM):
 
 def _read(completions: Sequence[str], sampled: Sequence[Sequence[int]]) -> Parsed:
     """Read the responses from their sampled ids: ms-swift's texts begin with what its template has put before them."""
-    method = SETTINGS.method
-    parsed = Sampled.of_responses(sampled).read(_token_text(), method.parser(), method.max_confidence_tokens)
+    parsed = Sampled.of_responses(sampled).read(_token_text(), SETTINGS.method)
     for completion, text in zip(completions, parsed.texts, strict=True):
         end = completion.rstrip().removesuffix(text.strip())
         check_end(end, "the template of ms-swift", _KEYS, SETTINGS.method.thinking)

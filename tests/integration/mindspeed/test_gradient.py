@@ -29,7 +29,7 @@ from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed.stages.dock import ROLLOUT_LOG_PROBS, SEGMENT_ENDS
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import VARIABLE, CocaSettings
-from coca_mindspeed.scoring.responses import response_scorer
+from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.scoring.rollout import Credited
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
@@ -76,7 +76,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
     rollout = respond(policy, records, run.method.system_prompt, run.rollout, generator, GROUP)
-    graded = response_scorer(run.method, policy.text, _EvenIsRight())(rollout, records)
+    graded = ResponseScorer(run.method, policy.text, _EvenIsRight())(rollout, records)
     noise = 0.3 * torch.randn(rollout.log_probs.shape, generator=generator)
     both = graded.give_credit(CreditRule(run.method, 0), GROUP)
     parts = {name: torch.where(mask, both.token_advantages, 0.0) for name, mask in both.masks.items()}

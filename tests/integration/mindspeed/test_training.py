@@ -128,7 +128,7 @@ def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, r
         lengths = torch.tensor(list(map(len, columns["advantages"])))
         ids = pad_sequence(columns["responses"], batch_first=True).long()
         sampled = Sampled(token_ids=ids, lengths=lengths)
-        parsed = sampled.read(policy.text, settings.parser(), settings.max_confidence_tokens)
+        parsed = sampled.read(policy.text, settings)
         scored = parsed.scored(torch.stack(columns[SCORES["correct"]])[:, 0])
         rule, of_tokens = CreditRule(settings, 0), pad_sequence(columns[ROLLOUT_LOG_PROBS], batch_first=True)
         log_probs = confidence_log_probs(rule, of_tokens, scored.segment_ends)
