@@ -40,7 +40,7 @@ def scored(method):
     rows = [torch.tensor([*qwen_like()(text)["input_ids"], qwen_like().eos_token_id]) for text in texts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     sampled = Sampled(token_ids=ids, lengths=torch.tensor(list(map(len, rows))))
-    parsed = sampled.read(table, method.parser(), method.max_confidence_tokens)
+    parsed = sampled.read(table, method)
     log_probs = -torch.rand(ids.shape, generator=torch.Generator().manual_seed(3)) * 4
     return Responses(ids, log_probs, parsed.scored(torch.tensor(CORRECT, dtype=torch.float64)))
 
