@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import find_verl_run
+from coca_mindspeed.upstream.manifest import load_manifests
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.plan import verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
@@ -112,3 +113,14 @@ def test_missing_steps_samples_and_starts_fail(broken, tmp_path, capsys):
         (run / "logs" / "1.log").unlink()
     assert acceptance.main([str(run)]) == 1
     assert capsys.readouterr().out.count("FAILED") == 1
+
+
+def test_the_image_of_the_first_trial():
+    """Its requirements are files of the repository, its verl that of the manifest; the page names a run."""
+    lines = (RECIPES / "verl_qwen3" / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith(("ARG", "FROM"))] == ["ARG IMAGE", "FROM ${IMAGE}"]
+    words = " ".join(lines).split()
+    assert all((RECIPES.parent / words[at + 1]).is_file() for at, word in enumerate(words) if word == "-r")
+    assert f"verl=={load_manifests('verl')[-1].release}" in words
+    assert find_verl_run("coca_qwen3_0p6b") is not None
+    assert "launch/verl.sh coca_qwen3_0p6b --trial" in (RECIPES / "verl_qwen3" / "README.md").read_text()

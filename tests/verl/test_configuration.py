@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("verls_keys")
 FSDP, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NAMES = [
     *("coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"),
-    *("coca_qwen35_2b", "coca_qwen35_4b", "coca_qwen3_1p7b", "coca_qwen3_8b"),
+    *("coca_qwen35_2b", "coca_qwen35_4b", "coca_qwen3_0p6b", "coca_qwen3_1p7b", "coca_qwen3_8b"),
 ]
 
 

@@ -48,6 +48,11 @@ MODELS = {
     "qwen2.5-32b": (published(64, 5120, 27648, 40, 8, 152064), 32.8),
     "qwen2-72b": (published(80, 8192, 29568, 64, 8, 152064), 72.7),
     "qwen3-8b": (published(36, 4096, 12288, 32, 8, 151936, "qwen3", head_dim=128), 8.19),
+    # As torchtune/models/qwen3/_model_builders.py (pytorch/torchtune) and the model card have it.
+    "qwen3-0.6b": (
+        published(28, 1024, 3072, 16, 8, 151936, "qwen3", head_dim=128, tie_word_embeddings=True),
+        0.596,
+    ),
 }
 
 
@@ -143,6 +148,23 @@ def test_the_plan_has_memory_and_time(tmp_path, capsys):
     write_json_lines(metrics, [{"step": 1, "data": {"loss": 1.0}}])
     with pytest.raises(DataError):
         make_plan(file, steps, metrics)
+
+
+@pytest.mark.usefixtures("verls_keys")
+@pytest.mark.parametrize(
+    ("gib", "npu", "needed", "codes"),
+    [(24, False, 13.5, set()), (61, True, 18.1, set()), (8, False, 13.5, {"memory-training"})],
+)
+def test_the_small_run_fits_one_device(tmp_path, gib, npu, needed, codes):
+    """recipes/verl_qwen3."""
+    file = find_verl_run("coca_qwen3_0p6b")
+    assert file is not None
+    write_json(tmp_path / "config.json", MODELS["qwen3-0.6b"][0])
+    device = ["+trainer.device=npu"] if npu else []
+    plan = make_plan(file, [f"actor_rollout_ref.model.path={tmp_path}", f"coca.device_memory_gib={gib}", *device])
+    assert codes <= {warning.code for warning in plan.warnings if warning.code.startswith("memory")}
+    assert bool(codes) == any(warning.code.startswith("memory") for warning in plan.warnings)
+    assert (plan.memory[0].gib, plan.memory[0].limit_gib) == pytest.approx((needed, gib), abs=0.1)
 
 
 @pytest.mark.parametrize("change", [{"model_type": "qwen3_moe"}, {"vocab_size": None}])
