@@ -4,12 +4,11 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from coca_mindspeed.errors import DataError, did_you_mean
 from coca_mindspeed.utils.json_files import read_json_lines, write_json_lines
@@ -197,29 +196,6 @@ def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
         raise DataError(f"{where}: metadata['arithmetic'] should be true or false, found {describe(value)}")
     if not isinstance(value := metadata.get("instruction", ""), str):
         raise DataError(f"{where}: metadata['instruction'] should be a string, found {describe(value)}")
-
-
-class Repetition(NamedTuple):
-    """How often a set of records asks its questions: the mean and the largest number of times."""
-
-    questions: int
-    records: int
-    mean: float
-    largest: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.questions:,} different questions in {self.records:,} records; a question is asked {self.mean:.1f} "
-            f"times on average, {self.largest:,} at most"
-        )
-
-
-def repetition(records: Iterable[Record]) -> Repetition:
-    """Count how often each question is asked; raises ValueError without records."""
-    times = Counter(record.question for record in records)
-    if not times:
-        raise ValueError("no records; expected at least one")
-    return Repetition(len(times), times.total(), times.total() / len(times), max(times.values()))
 
 
 def read_records(path: Path) -> Iterator[Record]:

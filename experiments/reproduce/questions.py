@@ -1,12 +1,14 @@
 """The questions of a reproduction: write built-in ones, and check all before the first job."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.data.records import Record, read_records, repetition, write_records
+from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.inputs import load_data
@@ -48,6 +50,27 @@ def write_sets(sets: Mapping[str, Sets], output: Path) -> None:
 def set_file(output: Path, setting: str, part: str) -> Path:
     """The file of a setting's built-in questions."""
     return output / setting / "tasks" / f"{part}.jsonl"
+
+
+class Repetition(NamedTuple):
+    """How often a set of records asks its questions: the mean and the largest number of times."""
+
+    questions: int
+    records: int
+    mean: float
+    largest: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.questions:,} different questions in {self.records:,} records; a question is asked {self.mean:.1f} "
+            f"times on average, {self.largest:,} at most"
+        )
+
+
+def repetition(records: Iterable[Record]) -> Repetition:
+    """Count how often each question is asked, of at least one record."""
+    times = Counter(record.question for record in records)
+    return Repetition(len(times), times.total(), times.total() / len(times), max(times.values()))
 
 
 def how_often_asked(plan: Plan, output: Path) -> list[str]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.parsing import END_THINK_TAG, THINK_TAG
-from coca_mindspeed.data.records import repetition
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.evaluation import HeldOut
 from coca_mindspeed.local.load import load_policy
@@ -27,6 +26,7 @@ from experiments.miniature import (
     symbols_of,
 )
 from experiments.reproduce.plan import plan_path, read_plan, run_config
+from experiments.reproduce.questions import repetition
 
 
 def test_digit_questions_have_the_answers_that_a_person_gives():
