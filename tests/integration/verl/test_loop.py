@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import method_settings, training_method
+from coca_mindspeed.utils.saving import StopRequest
 from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
 from tests.integration.verl.following import credit, gradient_norms
@@ -78,6 +79,25 @@ def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed):
     assert all(len(ids) == 16 for ids in asked)
     assert len(set().union(*asked)) == 64
     assert (resumed / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on(warm, tmp_path):
+    """The interval would save none; verl's loop ends as ever, and so does its process."""
+    run = tmp_path / "run"
+    config, request = tiny.configuration(warm, run, **{STEPS: 12, "trainer__save_freq": 100}), StopRequest.of(run)
+    stopped, log = loop.start(config), run / "metrics.jsonl"
+    until(lambda: not stopped.running or (log.is_file() and log.read_bytes().count(b"\n") >= 2), 1500)
+    request.ask()
+    assert stopped.wait() == 0, loop.log_of(run)[-6000:]
+    step, tracker = request.answered(), run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert step is not None
+    assert 2 <= step < 12
+    assert tracker.read_text() == str(step)
+    assert max(loop.metrics(run)) == step
+    request.withdraw()
+    finished(config)
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == list(range(1, 13))
+    assert all(row["rollout/log_prob_gap"] < 1e-3 for row in loop.metrics(run).values())
 
 
 def test_a_validation_is_ours_and_its_predictions_are_evaluated(resumed, tmp_path):
