@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageError
+from coca_mindspeed.upstream.claim import CLAIM, Claimant, read_claim
 from coca_mindspeed.upstream.nodes import Nodes
 from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
@@ -181,9 +182,16 @@ def stopping_by_signals(call: Launch) -> Iterator[None]:
     Raises InterruptedRunError if the training has stopped so, of itself or because another node was asked to.
     """
     request = StopRequest.of(call.directory())
+
+    def ask() -> None:
+        claim = read_claim(call.directory() / CLAIM)
+        if claim is not None and not claim.is_of(Claimant.this_process().claim()):
+            signal.raise_signal(signal.SIGTERM)  # the directory is lost: the file would stop the run that has it
+        request.ask()
+
     request.withdraw()  # of an earlier start
     try:
-        with stop_request(request.ask):
+        with stop_request(ask):
             yield
         if (step := request.answered()) is not None:
             saved = f"stopped after step {step}, which is saved in {call.directory()}"

@@ -19,7 +19,8 @@ import yaml
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
-from coca_mindspeed.upstream.launch import Launch, stopping_by_signals
+from coca_mindspeed.upstream.claim import Claimant
+from coca_mindspeed.upstream.launch import Launch, ending_by_signals, stopping_by_signals
 from coca_mindspeed.utils.process import InterruptedRunError
 from coca_mindspeed.utils.saving import StopRequest
 from tests.launch.scripts_for_tests import ROOT, call, call_here, commands, ended, own_address, shell, written
@@ -268,6 +269,19 @@ def test_a_run_that_another_process_asks_to_stop(tmp_path, answer):
         if answer is not None:
             request.answer(answer)
     assert answer is None or raised.value.exit_code == 130
+    assert not request.is_asked()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_has_lost_its_directory_ends_at_once_and_stops_no_other(tmp_path, lost):
+    request = StopRequest.of(tmp_path)
+    claim = vars(Claimant.this_process().claim()) | ({"host": "another"} if lost else {})
+    (tmp_path / "running.json").write_text(json.dumps(claim))
+    ends, run = pytest.raises(SystemExit) if lost else nullcontext(), Launch("run", output=tmp_path)
+    with ends as ended_at_once, ending_by_signals(), stopping_by_signals(run):
+        signal.raise_signal(signal.SIGTERM)
+        assert request.is_asked()
+    assert not lost or ended_at_once.value.code == 143
     assert not request.is_asked()
 
 
