@@ -329,7 +329,7 @@ def test_a_port_that_is_taken_and_a_head_that_is_not_there(stand_in):
 
 @pytest.mark.parametrize("head_stays", [True, False])
 def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, head_stays):
-    """Ray ends with code 1 in both cases."""
+    """Ray ends with code 1 in both cases; a signal asks the head to stop, and Ray goes on meanwhile."""
     folder, environment = stand_in
     nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": own_address(), "RAY_EXIT": "1"}
     with socket.create_server((nodes["MASTER_ADDR"], int(environment["RAY_PORT"]))) as head:
@@ -342,6 +342,8 @@ def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, 
         )
         written(folder / "ray")
         if not head_stays:
+            worker.send_signal(signal.SIGTERM)
+            until(lambda: (folder / "run/stop").exists())
             head.close()
         (folder / "go").touch()
         said, errors = worker.communicate(timeout=300)
