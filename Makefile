@@ -11,7 +11,7 @@ ifeq ($(origin OMP_WAIT_POLICY)$(origin GOMP_SPINCOUNT),undefinedundefined)
 export GOMP_SPINCOUNT := 10000
 endif
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
+.PHONY: help style real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-slime test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
 .PHONY: lock lock-oldest lock-opencompass lock-verl lock-slime docs frozen system-packages .venv
 
@@ -26,7 +26,8 @@ $(STAMP): requirements/cpu.txt setup.py
 	@echo "2 to 6 minutes; 2 GB with PyTorch's CPU build (CPU=1), 6 GB with the CUDA build that pip brings on Linux"
 	$(if $(CPU),$(BIN)/python -m pip install --disable-pip-version-check uv)
 	$(if $(CPU),$(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu $(shell grep '^torch==' requirements/cpu.txt))
-	bash -o pipefail -c "$(BIN)/python -m pip install --disable-pip-version-check -r requirements/cpu.txt | sed -u '/^Ignoring /d'"
+	@# Python compiles the modules that are imported, at their first import; pip would compile all, for a minute.
+	bash -o pipefail -c "$(BIN)/python -m pip install --no-compile --disable-pip-version-check -r requirements/cpu.txt | sed -u '/^Ignoring /d'"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo "done; next: make demo, or source $(VENV)/bin/activate and coca-mindspeed --help"
@@ -62,11 +63,13 @@ $(VENV)/.8bit-installed: requirements/adamw_8bit.txt $(STAMP)
 test-8bit: $(VENV)/.8bit-installed  ## add bitsandbytes to the environment, and run the tests of optimizer.name=adamw_8bit
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m published tests/local/test_optimizer.py
 
-lint: $(STAMP)  ## ruff, mypy and shellcheck
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	cd launch && ../$(BIN)/shellcheck *.sh
+
+lint: style  ## ruff, mypy and shellcheck
+	$(BIN)/mypy
 
 system-packages:  ## bubblewrap, which the sandbox's tests need: apt-get installs it for root
 	@requirements/system.sh
@@ -74,8 +77,10 @@ system-packages:  ## bubblewrap, which the sandbox's tests need: apt-get install
 TEST_PROCESSES ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-test: system-packages lint  ## lint and the tests, without those of the next two targets
-	$(PYTEST)
+test: system-packages style  ## lint and the tests, without those of the next two targets
+	@echo "$(BIN)/mypy beside the tests; its output follows theirs"
+	@$(BIN)/mypy > $(VENV)/mypy.log 2>&1 & mypy=$$!; code=0; \
+	  (set -x; $(PYTEST)) || code=$$?; wait $$mypy || code=1; cat $(VENV)/mypy.log; exit $$code
 
 test-nightly: system-packages $(STAMP)  ## the long tests; run them before a release
 	$(PYTEST) -m nightly

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+#: Steps through the rows of a long table, for ``parametrize``: ``make test`` takes every third row, ``nightly`` all.
+EVERY = [3, pytest.param(1, marks=pytest.mark.nightly)]
+
 
 def read_table(test: str, name: str) -> list[list[str]]:
     """The rows of ``name`` in the folder of a test module (``__file__``), without the heading."""

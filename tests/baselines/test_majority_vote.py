@@ -10,6 +10,7 @@ from coca_mindspeed.baselines.votes import Equivalences, Vote, cluster, program_
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code import CodeGrader
 from tests.grading.sandbox_package import needs_sandbox
+from tests.tables import EVERY
 
 
 def by_value(pairs):
@@ -133,11 +134,13 @@ BODIES = [
 
 
 @needs_sandbox
-def test_functions_are_the_same_if_their_outputs_are(programs):
+@pytest.mark.parametrize("every", EVERY)
+def test_functions_are_the_same_if_their_outputs_are(programs, every):
     head = "class Same:\n    def __eq__(self, other): return True\n    def __repr__(self): return '[2, 3]'\n"
-    pairs = [tuple(f"{head}def f(x):\n    {body}" for body in bodies) for *bodies, _ in BODIES]
+    rows = BODIES[::every]
+    pairs = [tuple(f"{head}def f(x):\n    {body}" for body in bodies) for *bodies, _ in rows]
     found = programs.same(record("code", "mbpp", tests=SETS), pairs)
-    assert [row for row, same in zip(BODIES, found, strict=True) if same != row[2]] == []
+    assert [row for row, same in zip(rows, found, strict=True) if same != row[2]] == []
 
 
 @needs_sandbox

@@ -34,7 +34,7 @@ def server_port():
     server.server_close()
 
 
-@pytest.fixture(scope="module", params=["this user", "nobody"])
+@pytest.fixture(scope="module", params=["this user", pytest.param("nobody", marks=pytest.mark.nightly)])
 def reports(request, server_port):
     """Every attack's report; run once as the user of these tests and, where that is root, once as nobody."""
     if request.param == "this user":

@@ -36,8 +36,10 @@ def cases():
         batches = [_OF_ONE[name]] if name in _OF_ONE else _OF_ALL
         paths = ["shared", "static"] if architecture in STATIC and sharing == "prefix" else ["shared"]
         for batch in list(BATCHES)[:-1] if name in ("qwen2", "llama") else batches:
+            several = batch in ("padding", _OF_ONE.get(name)) or name == "qwen2"
+            marks = () if several else pytest.mark.nightly
             for path in paths:
-                yield pytest.param(name, batch, path, "cpu", id=f"{name}-{batch}-{path}")
+                yield pytest.param(name, batch, path, "cpu", id=f"{name}-{batch}-{path}", marks=marks)
                 yield pytest.param(name, batch, path, "cuda", id=f"{name}-{batch}-{path}-cuda", marks=needs_cuda)
 
 

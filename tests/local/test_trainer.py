@@ -133,11 +133,12 @@ def forked(target: Callable[..., object], *arguments: object) -> multiprocessing
 
 
 @pytest.mark.slow
-def test_sigkill_at_random_moments_changes_nothing(tmp_path):
+@pytest.mark.parametrize("moments", [(60, 150), pytest.param((60, 150, 150, 150), marks=pytest.mark.nightly)])
+def test_sigkill_at_random_moments_changes_nothing(tmp_path, moments):
     """Killed during warm-up, during steps and during checkpoints, again and again, then resumed to the end."""
     assert main(arguments_of(tmp_path / "whole", "--quiet")) == 0
     output, rng = tmp_path / "killed", random.Random(0)
-    for most in (60, 150, 150):  # uses of files: for the warm-up, and for three steps each
+    for most in moments:  # uses of files: for the warm-up, and for three steps each
         resume = ["--resume"] if (output / MARKER).exists() else []
         process = forked(run_killed, arguments_of(output, *resume, "--quiet"), output, rng.randrange(most))
         process.join()

@@ -123,6 +123,7 @@ def run_hiding(names, arguments, package="coca_mindspeed"):
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_a_training_without_the_optional_packages_lacks_only_plots(tmp_path):
     """All extras are hidden; the report names the command that adds plots."""
     optional = ["tensorboard", "matplotlib", "sklearn", "openai", "diskcache", "pyarrow"]
