@@ -16,6 +16,7 @@ from coca_mindspeed.grading.custom import BrokenGraderError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.unevaluated import reject_unevaluated
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.scoring.responses import check_custom_method
@@ -211,7 +212,7 @@ def test_workers_find_the_same_file_from_any_directory(folder, tmp_path_factory)
     write_records(folder / "train.jsonl", [MATH])
     own = ["data.grader=custom_grader.py:grade", "method.name=custom_method.py:Shy", "data.train=train.jsonl"]
     run = compose_run("qwen25_1p5b_910b", [*own, "data.evaluate=null", "evaluation.interval=0"]).run
-    settings = CocaSettings.model_validate(mindspeed_values(run, 3, StageFiles(folder / "run"))["coca"])
+    settings = CocaSettings.model_validate(mindspeed_values(ClusterRun(run), 3, StageFiles(folder / "run"))["coca"])
     code = (
         "import sys; from coca_mindspeed.mindspeed.start.process import CocaSettings\n"
         "from coca_mindspeed.grading.registry import build_grader\n"

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
@@ -22,7 +23,7 @@ _PLACES = {"model", "tokenizer_name_or_path", "data_path", "load", "save"}
 def ours() -> dict[str, str]:
     """Our keys of MindSpeed-RL, ``section.key`` to value, as MindSpeed-RL is given them."""
     run = compose_run(RUN).run
-    return dict(_flat(mindspeed_values(run, make_plan(run).iterations, StageFiles(Path("runs/x")))))
+    return dict(_flat(mindspeed_values(ClusterRun(run), make_plan(run).iterations, StageFiles(Path("runs/x")))))
 
 
 def theirs(root: Path) -> dict[str, str]:

@@ -48,10 +48,7 @@ def _check(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     file = find_verl_run(name)
     composed = None if file else compose_engine_run(name, arguments.overrides)
     if composed is not None and composed.run.hardware.platform != "local":
-        from coca_mindspeed.mindspeed.native import their_names
-
-        with their_names(composed.run):
-            plan, begun = _check_cluster(composed, arguments)
+        plan, begun = _check_cluster(composed, arguments)
         options = ["--output", str(arguments.output)] if arguments.output else []
         return _launch_command(composed, arguments.overrides, [*options, *["--resume"] * begun]), plan.missing
     for option in ("write", "output" if file else "metrics"):
@@ -103,17 +100,16 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> t
     from coca_mindspeed.mindspeed.start.run_file import StageFiles, check_begun_run, mindspeed_values, write_run_file
     from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 
-    run, file = composed.run, arguments.write
+    file: Path | None = arguments.write
     plan = show_plan_of(composed, arguments.metrics, quiet=arguments.quiet)
-    check_gold_answers(run, os.environ)
+    check_gold_answers(plan.start, os.environ)
     output = arguments.output or Path("runs") / Path(composed.name).stem
     # The plan alone needs no number of iterations.
-    iterations = plan.iterations if file is not None else plan.iterations or 1
-    values = mindspeed_values(run, iterations, StageFiles(output))
+    values = mindspeed_values(plan.start, plan.iterations or (None if file else 1), StageFiles(output))
     if file is not None:
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
     # By the metrics of one run, another may be planned.
     planned = arguments.metrics is not None and arguments.output is None
-    begun = not planned and plan.iterations is not None and check_begun_run(run, plan.iterations, output)
+    begun = not planned and plan.iterations is not None and check_begun_run(plan.start, output)
     return plan, begun

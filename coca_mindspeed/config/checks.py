@@ -49,13 +49,12 @@ def _warm_up_of_thoughts(run: RunConfig) -> Iterator[Problem]:
 CHECKS: tuple[Check[RunConfig], ...] = (_best_needs_evaluations, _step_size, _custom_method, _warm_up_of_thoughts)
 
 
-def missing_data(run: RunConfig) -> Iterator[Problem]:
-    for key, path, fix in (
-        ("data.train", run.data.train, "coca-mindspeed data prepare (docs/data.md), or data.train=FILE"),
-        ("data.evaluate", run.data.evaluate, "coca-mindspeed data prepare (docs/data.md), or data.evaluate=FILE"),
-    ):
+def missing_data(run: RunConfig, name_of: Callable[[str], str] = str) -> Iterator[Problem]:
+    """Problems of the run's files; ``name_of`` gives the names of keys in the run's file."""
+    for key, path in (("data.train", run.data.train), ("data.evaluate", run.data.evaluate)):
         if path is not None and not Path(path).is_file():
-            yield Problem("no-data", key, path, "must be a file", fix)
+            fix = f"coca-mindspeed data prepare (docs/data.md), or {name_of(key)}=FILE"
+            yield Problem("no-data", name_of(key), path, "must be a file", fix)
 
 
 def same_data(run: RunConfig) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from coca_mindspeed.algorithm.methods import CocaMethodSettings, MethodSettings
+from coca_mindspeed.config.layout import Layout
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.utils.console import PlainConsole, print_note, print_text
@@ -159,18 +160,18 @@ def form_notes(method: MethodSettings, word: str) -> Iterator[str]:
         )
 
 
-def evaluations(config: RunConfig, unit: str) -> str:
-    """When a run evaluates; ``unit`` is the engine's name of a step, in the plural."""
+def evaluations(config: RunConfig, unit: str, key: str = "data.evaluate") -> str:
+    """When a run evaluates; ``unit`` is the engine's name of a step, in the plural, ``key`` that of the questions."""
     if not config.data.has_held_out:
-        return "none: data.evaluate is null, so nothing is evaluated"
+        return f"none: {key} is null, so nothing is evaluated"
     interval = config.evaluation.interval
     return f"every {interval} {unit}" if interval else "none"
 
 
-def batch_rows(step: str, prompts: int, group: int, mini_batch: int, passes: int) -> Iterator[Row]:
-    """Responses and updates of a step, by the engine's name of it; a minibatch has ``mini_batch`` prompts."""
-    yield step, f"{prompts} prompts x {group} responses = {prompts * group}"
-    yield f"updates per {step}", f"{prompts // max(1, mini_batch) * passes} of {mini_batch} prompts"
+def batch_rows(step: str, layout: Layout) -> Iterator[Row]:
+    """Responses and updates of a step, by the engine's name of it."""
+    yield step, f"{layout.prompts} prompts x {layout.group} responses = {layout.responses}"
+    yield f"updates per {step}", f"{layout.updates} of {layout.mini_batch} prompts"
 
 
 def show_plan(plan: Plan, *, quiet: bool = False) -> None:

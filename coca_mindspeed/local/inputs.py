@@ -8,14 +8,14 @@ from typing import Any
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
-from coca_mindspeed.config.plan import QuestionCounts, short_thoughts
+from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
 from coca_mindspeed.data.prompts import form_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
-from coca_mindspeed.errors import DataError, Problem
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.run_directory import RunState
 from coca_mindspeed.utils.custom_code import is_custom
@@ -40,15 +40,6 @@ class RunInputs:
     def questions(self) -> QuestionCounts:
         train, evaluate = ([record.question for record in records] for records in (self.train, self.evaluate))
         return QuestionCounts.of(train, evaluate, self.config.total_steps * self.config.rollout.prompts)
-
-    @property
-    def warnings(self) -> tuple[Problem, ...]:
-        """Return the warnings of the run's lengths and questions."""
-        data, longest = self.config.data, self.config.rollout.max_new_tokens
-        files: tuple[str, Any, str, Any] = ("data.train", data.train, "data.evaluate", data.evaluate)
-        if data.name != "records":
-            files = ("data.train_size", data.train_size, "data.evaluate_size", data.evaluate_size)
-        return short_thoughts(self.config.method, "rollout.max_new_tokens", longest) + self.questions.warnings(*files)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:

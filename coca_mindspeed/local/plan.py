@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from coca_mindspeed.config.layout import Layout
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations
+from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Problem
+from coca_mindspeed.local.inputs import RunInputs
 from coca_mindspeed.local.load import sharing_of
 from coca_mindspeed.local.model_files import TINY_MODEL, Shapes, read_model_config, trained_bytes, weight_shapes
 from coca_mindspeed.local.policy import choose_device, resolve_dtype
@@ -58,11 +61,17 @@ class MemoryEstimate(NamedTuple):
         return self.weights + self.moments + self.logits + self.cache
 
 
+def layout_of(config: RunConfig) -> Layout:
+    """The layout of a run on one device."""
+    rollout, trainer = config.rollout, config.trainer
+    mini_batch, lengths = rollout.prompts // trainer.minibatches, (rollout.max_prompt_tokens, rollout.max_new_tokens)
+    return Layout(1, 1, 1, 1, rollout.prompts, rollout.group_size, mini_batch, trainer.ppo_epochs, *lengths)
+
+
 def largest_microbatch(config: RunConfig) -> Batch:
-    rollout, prompt, response = config.rollout, config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
-    prompts = rollout.prompts // config.trainer.minibatches
-    sizes = largest_group_sizes(prompts, rollout.group_size, response, prompt, config.trainer)
-    return Batch(len(sizes), sum(sizes), prompt, response)
+    layout = layout_of(config)
+    sizes = largest_group_sizes(layout.mini_batch, layout.group, layout.max_new, layout.max_prompt, config.trainer)
+    return Batch(len(sizes), sum(sizes), layout.max_prompt, layout.max_new)
 
 
 def largest_sample(config: RunConfig) -> Batch:
@@ -162,18 +171,28 @@ _FORMULA = (
 )
 
 
-def make_plan(config: RunConfig, name: str = "a run") -> Plan:
-    """Plan a run whose number of steps is known and whose model is here; the problems are those of its memory."""
-    device, path, rollout = choose_device(config.trainer.device), config.model.path, config.rollout
+def make_plan(config: RunConfig, name: str = "a run", inputs: RunInputs | None = None) -> Plan:
+    """Plan a run whose number of steps is known and whose model is here; the problems are those of its memory.
+
+    ``inputs`` has the run's records; None: their questions are unknown.
+    """
+    device, path, data = choose_device(config.trainer.device), config.model.path, config.data
     architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
     shapes = TINY_MODEL if path is None else weight_shapes(Path(path))
-    need, room = estimate_memory(config, architecture, shapes, device), free_bytes(device)
-    return Plan(
+    need, room, layout = estimate_memory(config, architecture, shapes, device), free_bytes(device), layout_of(config)
+    files: tuple[tuple[str, Any], ...] = ("data.train", data.train), ("data.evaluate", data.evaluate)
+    if data.name != "records":
+        files = ("data.train_size", data.train_size), ("data.evaluate_size", data.evaluate_size)
+    return preflight(
         f"{name} on {device}",
-        tuple(_rows(config, shapes)),
-        _memory(need, room),
-        (_FORMULA.format(rollout.max_prompt_tokens, rollout.max_new_tokens),),
-        () if path is None else tuple(memory_problems(config, need, room)),
+        config.method,
+        Names("method=coca_stable", "rollout.max_new_tokens", *files),
+        layout,
+        memory=_memory(need, room),
+        too_large=() if path is None else memory_problems(config, need, room),
+        questions=lambda: None if inputs is None else inputs.questions,
+        rows=_rows(config, shapes),
+        notes=[_FORMULA.format(layout.max_prompt, layout.max_new)],
     )
 
 
@@ -186,9 +205,9 @@ def _rows(config: RunConfig, shapes: Shapes) -> Iterator[Row]:
     if warm_up.records is not None:
         passes = f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
         yield "before training", f"{passes}, at most {sft_microbatch_tokens(config):,} tokens a pass"
-    mini_batch = rollout.prompts // trainer.minibatches
-    yield from batch_rows("step", rollout.prompts, rollout.group_size, mini_batch, trainer.ppo_epochs)
-    of_prompts = f"{trainer.microbatch_prompts or mini_batch} prompts"
+    layout = layout_of(config)
+    yield from batch_rows("step", layout)
+    of_prompts = f"{trainer.microbatch_prompts or layout.mini_batch} prompts"
     tokens = trainer.microbatch_tokens
     yield "microbatches", of_prompts if tokens is None else f"up to {tokens} tokens"
     yield "tokens", f"{rollout.max_prompt_tokens} + {rollout.max_new_tokens} at most"

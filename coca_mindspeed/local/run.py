@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from coca_mindspeed.config.plan import question_rows, show_plan
+from coca_mindspeed.config.plan import show_plan
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
@@ -91,9 +91,7 @@ class LocalRun:
         tokenizer = tiny_tokenizer() if path is None else load_model_tokenizer(path, config.model, where=where)
         run = cls(replace(inputs, config=config), device, tokenizer, started)
         run.check_prompts()
-        plan = make_plan(config, name)
-        rows = (*plan.rows, *question_rows(inputs.questions))
-        show_plan(replace(plan, rows=rows, warnings=inputs.warnings), quiet=not print_plan)
+        show_plan(make_plan(config, name, inputs), quiet=not print_plan)
         return run
 
     @property

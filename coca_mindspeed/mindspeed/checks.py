@@ -4,22 +4,22 @@ Other conditions are left to MindSpeed-RL's ``validate_rl_args``, which refuses 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from coca_mindspeed.config.checks import CHECKS, same_data
+from coca_mindspeed.config.checks import CHECKS, same_file
 from coca_mindspeed.config.requirements import required
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import Check, ConfigError, Problem, find_problems, problems_of, raise_problems
-from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, set_twice, translate, written_as
-from coca_mindspeed.mindspeed.layout import layout_problems
-from coca_mindspeed.mindspeed.model_config import compare_model
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.keys import RENAMES, set_twice, written_as
 from coca_mindspeed.mindspeed.requirements import HOOK_CHECKS, IGNORED, HookConfig, MindSpeedView, run_requirements
-from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
+from coca_mindspeed.mindspeed.resolved_config import KEYS
 from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.scoring.settings import checked_section, method_section
 
@@ -27,44 +27,39 @@ from coca_mindspeed.scoring.settings import checked_section, method_section
 ignored_keys = required(IGNORED)
 
 
-def run_problems(
-    run: RunConfig, resolved: ResolvedConfig, iterations: int | None, file_values: Callable[[], dict[str, Any]]
-) -> list[Problem]:
-    """Find all problems of a cluster run.
-
-    ``iterations`` is the length of a stage (None: unknown), ``file_values`` makes the configuration that the driver
-    reads.
-    """
-    own = not isinstance(run, NativeRun)
-    checks: tuple[Check[RunConfig], ...] = (
-        *CHECKS,
-        same_data,
-        required(run_requirements(iterations)),
-        lambda run: compare_model(run.model.path, translate(run)).problems,
-        *([set_twice, lambda run: _npus(run, resolved)] if own else []),
-        lambda run: _layout(run, resolved),
-        lambda run: _driver(run, file_values()),
-        *([_upstream_keys] if own else []),
+def run_problems(start: ClusterRun) -> list[Problem]:
+    """Find all problems of a cluster run."""
+    of_run = (*CHECKS, required(run_requirements(start.iterations)))
+    train, evaluate = (start.key(f"data.{name}") for name in ("train", "evaluate"))
+    files = start.run.data.train, evaluate, start.run.data.evaluate, f"set {evaluate}=null"
+    checks: tuple[Check[ClusterRun], ...] = (
+        lambda start: (problem for check in of_run for problem in check(start.run)),
+        lambda _: same_file(train, *files),
+        lambda start: start.model.problems,
+        *([] if start.native else [lambda start: set_twice(start.run), _npus]),
+        _layout,
+        _driver,
+        *([] if start.native else [_upstream_keys]),
     )
-    return find_problems(run, checks)
+    return [problem._replace(key=start.key(problem.key)) for problem in find_problems(start, checks)]
 
 
-def _layout(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
+def _layout(start: ClusterRun) -> Iterator[Problem]:
     """Problems of the layout, under configuration keys."""
-    for problem in layout_problems(resolved):
-        ours = problem.key == "mini_batch" and not isinstance(run, NativeRun)
-        value = run.trainer.minibatches if ours else problem.value
+    for problem in start.layout_problems:
+        ours = problem.key == "mini_batch" and not start.native
+        value = start.run.trainer.minibatches if ours else problem.value
         yield problem._replace(key=KEYS[problem.key], value=value)
 
 
-def _npus(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
-    hardware, others = run.hardware, other_npus(run.mindspeed_rl)
+def _npus(start: ClusterRun) -> Iterator[Problem]:
+    hardware, others = start.run.hardware, other_npus(start.run.mindspeed_rl)
     expected = hardware.nodes * hardware.npus_per_node - sum(others.values())
-    if resolved.npus != expected:
-        reason = "".join(f", {npus} of them for rl_config.{key}" for key, npus in others.items())
+    if (npus := start.resolved.npus) != expected:
+        reason = "".join(f", {number} of them for rl_config.{key}" for key, number in others.items())
         reason = f"hardware has {hardware.nodes} x {hardware.npus_per_node} NPUs{reason}"
         fix = f"set it to {expected}" if expected > 0 else ""
-        yield Problem("hardware-npus", KEYS["npus"], resolved.npus, reason, fix)
+        yield Problem("hardware-npus", KEYS["npus"], npus, reason, fix)
 
 
 def other_npus(values: dict[str, Any]) -> dict[str, int]:
@@ -77,22 +72,24 @@ def other_npus(values: dict[str, Any]) -> dict[str, int]:
     return {key: int(count) for key, count in npus.items() if count}
 
 
-def _driver(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
+def _driver(start: ClusterRun) -> Iterator[Problem]:
     """Problems that the driver would find in its configuration, by the keys that set them."""
+    # The number of iterations and the directory are unknown to the conditions; any do.
+    values = mindspeed_values(start, start.iterations or 1, StageFiles(Path("runs")))
     try:
         split_config(OmegaConf.create(values))
     except ConfigError as error:
         for problem in problems_of(error, "mindspeed-rl", "coca"):
-            if isinstance(run, NativeRun):
+            if start.native:
                 yield problem
                 continue
-            if problem.code != "hook-warmup" or not run.optimizer.warmup_steps:  # else found in our own section
+            if problem.code != "hook-warmup" or not start.run.optimizer.warmup_steps:  # else found in our own section
                 yield problem._replace(key=RENAMES.get(problem.key, f"mindspeed_rl.{problem.key}"))
 
 
-def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
+def _upstream_keys(start: ClusterRun) -> Iterator[Problem]:
     """Keys that MindSpeed-RL would refuse, and keys without effect, which it would not."""
-    values = run.mindspeed_rl
+    values = start.run.mindspeed_rl
     for problem in (*shipped_keys().problems(values), *ignored_keys(MindSpeedView(values))):
         found = problem._replace(key=f"mindspeed_rl.{problem.key}")
         elsewhere = written_as(problem.key, problem.value, values) if problem.code == "unknown-key" else []

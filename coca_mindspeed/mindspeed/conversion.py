@@ -21,10 +21,8 @@ if __name__ == "__main__":
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
-from coca_mindspeed.mindspeed.keys import translate
-from coca_mindspeed.mindspeed.model_config import compare_model
-from coca_mindspeed.mindspeed.native import compose_cluster_run, their_names
-from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.upstream.launch import (
@@ -54,25 +52,23 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _MODES = "original_modes.json"
 
 
-def converter_arguments(
-    direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None
-) -> list[str]:
+def converter_arguments(direction: str, start: ClusterRun, output: Path, iteration: int | None = None) -> list[str]:
     """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute.
 
     ``mcore2hf`` converts the checkpoint of ``iteration``, by default the newest one.
     """
-    huggingface = Path(str(run.model.path)).absolute()
+    huggingface = Path(str(start.run.model.path)).absolute()
     common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT"]
-    common += _QK_LAYERNORM_FAMILY if resolved.qk_layernorm else _FAMILY
-    common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if resolved.qkv_bias else [])]
+    common += _QK_LAYERNORM_FAMILY if start.resolved.qk_layernorm else _FAMILY
+    common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if start.resolved.qkv_bias else [])]
     if direction == "hf2mcore":
         options: dict[str, object] = {
             "--load-model-type": "hf",
             "--save-model-type": "mg",
-            "--target-tensor-parallel-size": resolved.tp,
-            "--target-pipeline-parallel-size": resolved.pp,
+            "--target-tensor-parallel-size": start.resolved.tp,
+            "--target-pipeline-parallel-size": start.resolved.pp,
             "--load-dir": huggingface,
-            "--save-dir": Path(str(run.model.megatron_path)).absolute(),
+            "--save-dir": Path(str(start.run.model.megatron_path)).absolute(),
             "--tokenizer-model": huggingface / "tokenizer.json",
         }
     else:
@@ -95,9 +91,7 @@ def newest_stage(output: Path) -> Path:
     return found[-1] if found else StageFiles(output).checkpoints
 
 
-def prepare(
-    direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None
-) -> None:
+def prepare(direction: str, start: ClusterRun, output: Path, iteration: int | None = None) -> None:
     """Check the inputs, and make the folders that ``mcore2hf`` reads from and writes into.
 
     Raises CocaError if checkouts, torch, weights or the model are missing, the model is another one than the run's, or
@@ -105,13 +99,13 @@ def prepare(
     """
     find_checkouts(os.environ)
     require("torch", purpose="MindSpeed-LLM's weight converter")
-    source = Path(str(run.model.path))
+    source = Path(str(start.run.model.path))
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
             raise ConfigError(f"model.path={source}: has no {name}; expected a Hugging Face directory")
-    raise_problems(compare_model(str(source), translate(run)).problems)
+    raise_problems(start.model.problems)
     if direction == "hf2mcore":
-        target = Path(str(run.model.megatron_path))
+        target = Path(str(start.run.model.megatron_path))
         if target.exists():
             raise ConfigError(f"model.megatron_path={target}: already exists; remove it to convert again")
         return
@@ -157,14 +151,14 @@ def restore(output: Path, iteration: int | None = None) -> None:
             path.chmod(mode)
 
 
-def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path, iteration: int | None = None) -> str:
+def finish(direction: str, start: ClusterRun, output: Path, iteration: int | None = None) -> str:
     """Check the converter's result, move it to its place and return a message."""
     if direction == "hf2mcore":
-        target = Path(str(run.model.megatron_path))
-        layout = checkpoint_layout(target)
-        if (layout.tp, layout.pp) != (resolved.tp, resolved.pp):
+        target = Path(str(start.run.model.megatron_path))
+        layout, wanted = checkpoint_layout(target), start.resolved
+        if (layout.tp, layout.pp) != (wanted.tp, wanted.pp):
             raise ConfigError(
-                f"{target}: expected TP {resolved.tp}, PP {resolved.pp}, found TP {layout.tp}, PP {layout.pp}"
+                f"{target}: expected TP {wanted.tp}, PP {wanted.pp}, found TP {layout.tp}, PP {layout.pp}"
             )
         return f"{target}: Megatron weights for TP {layout.tp}, PP {layout.pp}"
     frame, target = _frame(output, iteration), _target(output, iteration)
@@ -211,7 +205,8 @@ def convert(
     The converter changes the modes of the original model's files, to which it is given links; they are restored
     whatever ends it.
     """
-    what = direction, run, resolve_config(run), output, iteration
+    start = ClusterRun(run)
+    what = direction, start, output, iteration
     home = os.environ.get("MINDSPEED_LLM_HOME", "$MINDSPEED_LLM_HOME")
     if not finish_only:
         if not dry_run:
@@ -224,7 +219,7 @@ def convert(
         finally:
             if direction == "mcore2hf":
                 restore(output, iteration)
-    target = Path(str(run.model.megatron_path)) if direction == "hf2mcore" else _target(output, iteration)
+    target = Path(str(start.run.model.megatron_path)) if direction == "hf2mcore" else _target(output, iteration)
     show("finish", str(target))
     if not dry_run:
         print(finish(*what))
@@ -263,8 +258,7 @@ def main(arguments: Sequence[str]) -> int:
         run = compose_cluster_run(name, parsed.overrides).run
         output = Path("runs") / Path(name).stem if output is None else output
         options = {"dry_run": parsed.dry_run, "finish_only": parsed.finish}
-        with their_names(run):
-            return convert(parsed.direction, run, output, parsed.iteration, **options)
+        return convert(parsed.direction, run, output, parsed.iteration, **options)
     except CocaError as error:
         return print_failure(error, error.exit_code)
 

@@ -12,9 +12,8 @@ from coca_mindspeed.config.checks import missing_data, missing_model
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, problems_of
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.hooks import applied_patch
-from coca_mindspeed.mindspeed.keys import NativeRun
-from coca_mindspeed.mindspeed.native import renamed
 from coca_mindspeed.mindspeed.plan import ClusterPlan, checkpoint_bytes, host_gib, make_plan, most_checkpoints
 from coca_mindspeed.mindspeed.start.driver import CHECKOUTS
 from coca_mindspeed.mindspeed.start.verifiers import check_verifier
@@ -57,6 +56,7 @@ def examine_machine(
     ``release`` None: that in ``MINDSPEED_RL_HOME``, or 2.3.0 if it is unknown; ``output`` None is below ``runs``.
     No item of an NPU is examined for the CPU shim.
     """
+    start = None if run is None else ClusterRun(run) if plan is None else plan.start
     checkout, found_release = _mindspeed_rl(machine)
     stack = stack_of(release or found_release or "2.3.0")
     findings = [
@@ -65,11 +65,8 @@ def examine_machine(
         *ray_variables(machine, several=run is not None and run.hardware.nodes > 1),
     ]
     if run is None or run.hardware.platform == "npu":
-        findings = [*_software(machine, stack), *findings, *_hardware(machine, run)]
-    if run is None:
-        return findings
-    findings += _run(machine, run, output or Path("runs"), plan)
-    return [Finding(ok, renamed(problem)) for ok, problem in findings] if isinstance(run, NativeRun) else findings
+        findings = [*_software(machine, stack), *findings, *_hardware(machine, start)]
+    return findings if start is None else [*findings, *_run(machine, start, output or Path("runs"), plan)]
 
 
 def _software(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
@@ -128,44 +125,46 @@ def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
         yield item("commit", key, found, same, " or ".join(versions), f"git checkout {tag} in {home}")
 
 
-def _hardware(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+def _hardware(machine: Machine, start: ClusterRun | None) -> Iterator[Finding]:
     """Devices, and the limits of this machine that a run meets."""
     environment, (nodes, per_node) = machine.environment, (1, 1)
-    if run is not None:
-        nodes, per_node = run.hardware.nodes, run.hardware.npus_per_node
+    if start is not None:
+        nodes, per_node = start.run.hardware.nodes, start.run.hardware.npus_per_node
     preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     jemalloc = next((path for path in preloaded if "jemalloc" in path), None)
     fix = "apt install libjemalloc2 (yum install jemalloc); the launch scripts preload it where it is installed"
     yield item("jemalloc", "jemalloc", jemalloc, jemalloc and Path(jemalloc).is_file(), "preloaded", fix)
     yield open_files(machine)
     yield from network(machine, several=nodes > 1)
-    yield npus(machine, None if run is None else per_node)
+    yield npus(machine, None if start is None else per_node)
     yield npus_in_use(machine)
-    if run is not None:
+    if start is not None:
         # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
         # on this node: the transfer dock, the task of train, a rule reward per node, and the advantage task.
-        rl = run.mindspeed_rl.get("rl_config") or {}
+        rl = start.run.mindspeed_rl.get("rl_config") or {}
         per_npu, task = int(rl.get("num_cpus_for_placement_group", 8)), int(rl.get("num_cpus_for_local_task", 1))
         others, cpus = _DOCK_CPUS + 1 + (nodes + 1) * task, machine.cpus
         wanted = f"{per_npu * per_node + others} or more ({per_npu} per NPU, {others} others)"
-        fix = f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group ({per_npu}), or allow more CPUs"
+        key = start.key("mindspeed_rl.rl_config.num_cpus_for_placement_group")
+        fix = f"lower {key} ({per_npu}), or allow more CPUs"
         yield item("cpus", "CPUs", cpus, cpus >= per_npu * per_node + others, wanted, fix)
 
 
-def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | None) -> Iterator[Finding]:
+def _run(machine: Machine, start: ClusterRun, output: Path, plan: ClusterPlan | None) -> Iterator[Finding]:
     """The problems of ``coca-mindspeed check``, then the files of the run, disk space and host memory."""
-    launched = plan is not None  # and so the gold answers are checked by the launch
+    run, launched = start.run, plan is not None  # and so the gold answers are checked by the launch
     try:
         plan = make_plan(run) if plan is None else plan
         problems = [*plan.problems]
     except CocaError as error:
         problems = problems_of(error, "plan", "configuration")
-    yield from (Finding(False, problem) for problem in (*problems, *missing_data(run), *missing_model(run)))
+    missing = (problem._replace(key=start.key(problem.key)) for problem in missing_model(run))
+    yield from (Finding(False, problem) for problem in (*problems, *missing_data(run, start.key), *missing))
     if not problems:
         yield item("plan", "configuration", "no problems", True, "no problems", "")
     if plan is not None:
-        yield from _files(machine, run, plan, output)
-        yield from _memory(machine, host_gib(plan.resolved)) if plan.memory else ()
+        yield from _files(machine, plan, output)
+        yield from _memory(machine, start, host_gib(plan.resolved)) if plan.memory else ()
     # Every node grades its share; the driver checks the gold answers.
     names, problem = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or (), ""
     by_record = run.data.grader == "auto" and not launched  # each record names a grader
@@ -179,9 +178,9 @@ def _run(machine: Machine, run: RunConfig, output: Path, plan: ClusterPlan | Non
     yield item("grader", "grader", shown, not problem, "can be built here", problem)
 
 
-def _files(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> Iterator[Finding]:
+def _files(machine: Machine, plan: ClusterPlan, output: Path) -> Iterator[Finding]:
     """Megatron weights, and space for the checkpoints that are kept and for one that is being written."""
-    r = plan.resolved
+    r, run = plan.resolved, plan.start.run
     if run.hardware.platform == "npu" or r.load:
         wanted, fix = f"Megatron weights for TP {r.tp}, PP {r.pp}", "bash launch/convert_weights.sh hf2mcore RUN"
         try:
@@ -190,15 +189,16 @@ def _files(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) ->
         except CocaError as error:
             found, same, fix = str(r.load), False, f"{fix} ({error})"
         yield item("weights", "weights", found, same, wanted, fix)
-    most = most_checkpoints(r, plan.iterations, len(run.method.training_method.stages))
+    most = most_checkpoints(r, plan.iterations, plan.start.stages)
     more = max(1, most - sum(1 for _ in output.glob("stage*/checkpoints/iter_*")))
     needed, free = more * checkpoint_bytes(r), machine.disk_usage(output).free
     wanted = f"{needed / 1e9:.0f} GB or more for {more} checkpoints"
-    fix = f"free space at {output}, choose another --output, or lower checkpoint.keep ({run.checkpoint.keep})"
+    keep = f"{plan.start.key('checkpoint.keep')} ({run.checkpoint.keep})"
+    fix = f"free space at {output}, choose another --output, or lower {keep}"
     yield item("disk", "free space", f"{free / 1e9:.0f} GB", free >= needed, wanted, fix)
 
 
-def _memory(machine: Machine, needed: float) -> Iterator[Finding]:
+def _memory(machine: Machine, start: ClusterRun, needed: float) -> Iterator[Finding]:
     """A node's memory in GiB, as of the machine and of its container, and the space of Ray's object store."""
     kib = read_line(machine.root / "proc" / "meminfo", r"^MemTotal:\s+(\d+) kB")
     wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
@@ -207,7 +207,7 @@ def _memory(machine: Machine, needed: float) -> Iterator[Finding]:
         ("cgroup-memory", "cgroup memory limit", memory_limit(machine.root), "none", "docker run --memory"),
     ):
         shown = absent if size is None else f"{size / GIB:.0f} GiB"
-        fix += ", or raise mindspeed_rl.generate_config.infer_tensor_parallel_size"
+        fix += f", or raise {start.key('mindspeed_rl.generate_config.infer_tensor_parallel_size')}"
         yield item(code, key, shown, size is None or size >= needed * GIB, wanted, fix)
     yield shared_memory(machine)
 

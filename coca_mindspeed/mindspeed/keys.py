@@ -73,6 +73,26 @@ RENAMES = {
 }
 
 
+#: Key of ours -> the key of MindSpeed-RL's that says it.
+THEIRS = {ours: theirs.replace("model.actor", "megatron_training") for theirs, ours in RENAMES.items()} | {
+    "hardware.nodes": "coca.nodes",
+    "hardware.npus_per_node": "rl_config.actor_resource.num_npus",
+    "model.compute_dtype": "megatron_training.bf16",
+    "optimizer.warmup_steps": "megatron_training.lr_warmup_fraction",
+    "trainer.minibatches": "rl_config.mini_batch_size",
+    "trainer.steps": "megatron_training.train_iters",
+}
+_SECTIONS = {"method": "coca.method", "data.grader_options": "coca.grading", "mindspeed_rl": ""}
+
+
+def native_key(key: str) -> str:
+    """The name of a key of ours in a file of MindSpeed-RL's layout; other keys are theirs."""
+    for section, other in _SECTIONS.items():
+        if key.startswith(f"{section}.") and key not in THEIRS:
+            return f"{other}{key.removeprefix(section)}".lstrip(".")
+    return THEIRS.get(key, key)
+
+
 class NativeRun(RunConfig):
     """A run whose file is in MindSpeed-RL's layout: ``mindspeed_rl`` holds all of it, the section ``coca`` too."""
 

@@ -4,19 +4,16 @@ Each node runs the same command; that with ``NODE_RANK`` 0 trains, the others wo
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.doctor import examine_machine
-from coca_mindspeed.mindspeed.keys import NativeRun
-from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native, their_names
+from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.run_file import (
@@ -69,89 +66,86 @@ def launch(call: Launch) -> int:
         typed = (*trial.defaults, *typed, *trial.fixed)
     overrides = call.on_nodes(key, nodes, typed)
     composed = compose_cluster_run(call.run, overrides)
-    with their_names(composed.run):
-        return _start(composed, replace(call, output=call.directory()), nodes, key, overrides)
+    return _start(composed, replace(call, output=call.directory()), nodes, key, overrides)
 
 
 def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overrides: Sequence[str]) -> int:
     plan = show_plan_of(composed)
     require_nodes(key, composed.run.hardware.nodes, nodes)
-    if call.dry_run or nodes.rank:  # the others do so before they start Ray
-        check_gold_answers(composed.run, os.environ)
     # The other nodes may share the directory.
     alone = nodes.rank == 0 and not call.dry_run
     with claim_output(call.directory(), wait=call.resume) if alone else nullcontext():
-        stages = [] if nodes.rank else _stages(composed.run, plan, call)
+        stages = [] if nodes.rank else _stages(plan.start, call)
         if nodes.rank == 0 and not stages:
             say(f"every iteration of {call.directory()} is done")
             return 0
-        _ask_the_doctor(composed.run, plan, call, overrides)
+        _ask_the_doctor(plan, call, overrides)
+        check_gold_answers(plan.start, os.environ, starts=alone)
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
-        return _join_or_train(composed.run, stages, call, nodes)
+        return _join_or_train(plan.start, stages, call, nodes)
 
 
-def _stages(run: RunConfig, plan: ClusterPlan, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
+def _stages(start: ClusterRun, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
     """Files and values of the stages that are still to do."""
     stages = []
-    for stage, has_checkpoint in stages_to_do(run, plan.iterations, call.directory(), resume=call.resume):
+    for stage, has_checkpoint in stages_to_do(start, call.directory(), resume=call.resume):
         files = StageFiles(call.directory(), stage)
-        stages.append((files, mindspeed_values(run, plan.iterations, files, resume=has_checkpoint)))
+        stages.append((files, mindspeed_values(start, start.iterations, files, resume=has_checkpoint)))
     return stages
 
 
-def _ask_the_doctor(run: RunConfig, plan: ClusterPlan, call: Launch, overrides: Sequence[str]) -> None:
+def _ask_the_doctor(plan: ClusterPlan, call: Launch, overrides: Sequence[str]) -> None:
     """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set."""
     show("coca-mindspeed", "doctor", call.run, *overrides)
     if call.dry_run or os.environ.get("SKIP_DOCTOR"):
         return
-    findings = examine_machine(Machine(), run, output=call.directory(), plan=plan)
+    findings = examine_machine(Machine(), plan.start.run, output=call.directory(), plan=plan)
     if not show_findings(findings, only_problems=True):
         smoke = f"try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
-        instead = "try the method:  coca-mindspeed demo" if isinstance(run, NativeRun) else smoke
+        instead = "try the method:  coca-mindspeed demo" if plan.start.native else smoke
         raise ConfigError(
             f"this machine is not ready for {call.run} (above: what is missing and how to get it).\n"
             f"Without NPUs, {instead}"
         )
 
 
-def _join_or_train(run: RunConfig, stages: list[tuple[StageFiles, dict[str, Any]]], call: Launch, nodes: Nodes) -> int:
-    npus, on_host = run.hardware.npus_per_node, run.hardware.platform == "host"
+def _join_or_train(
+    start: ClusterRun, stages: list[tuple[StageFiles, dict[str, Any]]], call: Launch, nodes: Nodes
+) -> int:
+    npus, on_host = start.run.hardware.npus_per_node, start.run.hardware.platform == "host"
     of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
     if nodes.rank:
         return join_cluster(nodes, of_ray, call)
-    first = None
+    training = None
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
-        first = _prepare(stages[0][1])
+        training = driver.prepare(stages[0][1], os.environ, name_of=start.key)
     with ray_head(nodes, of_ray, dry_run=call.dry_run) as ended:
         show("wait", str(nodes.timeout), str(nodes.total * npus), "NPUs")
         if not call.dry_run:
             wait_for_cluster(nodes.total * npus, "NPU", nodes.timeout, ended)
-        for files, values in stages:
+        for number, (files, values) in enumerate(stages):
             file = files.results / RUN_FILE
             show("write", str(file))
-            if call.dry_run:
+            if training is None:
                 print_text(run_file_text(values, call.run))
                 show("train", str(file))
                 continue
             file.parent.mkdir(parents=True, exist_ok=True)
             write_run_file(file, values, call.run)
-            training, first = first or _prepare(values), None
+            if number:  # its weights are there since the stage before
+                training = driver.prepare(values, os.environ, before=training)
             show("train", str(file))
             with stopping_by_signals(call):
                 driver.train(training)
             if call.trial:
-                check_trial(files.results, run.rollout.prompts)
+                check_trial(files.results, start.run.rollout.prompts)
     if not call.dry_run:
         say(f"every iteration of {call.directory()} is done")
         if call.trial:
             show_passed(call.run, stages[0][0].results / "metrics.jsonl")
     return 0
-
-
-def _prepare(values: Mapping[str, Any]) -> driver.Training:
-    return driver.prepare(OmegaConf.create(dict(values)), os.environ)
 
 
 def _smoke(call: Launch) -> int:

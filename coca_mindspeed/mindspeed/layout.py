@@ -4,6 +4,7 @@ Docstrings and comments name the upstream function that fails late, or silently 
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from coca_mindspeed.config.requirements import Requirement, required
@@ -15,26 +16,27 @@ _When = Callable[[ResolvedConfig], object]
 
 
 def _whole_ranks(r: ResolvedConfig) -> bool:
-    return r.fills_npus and r.prompts % r.dp == 0
+    return r.fills_npus and r.prompts % r.layout.ranks == 0
 
 
 def _whole_dispatches(dispatched: int, r: ResolvedConfig) -> bool:
-    return not r.rank_minibatch or (dispatched > 0 and dispatched % r.rank_minibatch == 0)
+    minibatch = r.layout.rank_minibatch
+    return not minibatch or (dispatched > 0 and dispatched % minibatch == 0)
 
 
 def _divides(code: str, key: str, total: str, parts: str, when: _When = lambda r: True) -> Row:
     said = f"must divide the {{}} {parts}".format
-    return Row(code, key, lambda n, r: getattr(r, total) % n == 0, lambda r: said(getattr(r, total)), when=when)
+    return Row(code, key, lambda n, r: attrgetter(total)(r) % n == 0, lambda r: said(attrgetter(total)(r)), when=when)
 
 
 def _is_multiple(code: str, key: str, of: str, parts: str, when: _When = lambda r: True) -> Row:
     said = f"must be a multiple of the {{}} {parts}".format
-    return Row(code, key, lambda n, r: n % getattr(r, of) == 0, lambda r: said(getattr(r, of)), when=when)
+    return Row(code, key, lambda n, r: n % attrgetter(of)(r) == 0, lambda r: said(attrgetter(of)(r)), when=when)
 
 
 def _at_least(code: str, key: str, least: str, name: str, when: _When) -> Row:
     said = f"must be at least {name}, {{}}".format
-    return Row(code, key, lambda n, r: n >= getattr(r, least), lambda r: said(getattr(r, least)), when=when)
+    return Row(code, key, lambda n, r: n >= attrgetter(least)(r), lambda r: said(attrgetter(least)(r)), when=when)
 
 
 #: The schema checks those of our keys.
@@ -54,8 +56,8 @@ PARALLELISM: tuple[Row, ...] = (
     Row(
         "layout-npus",
         "tp",
-        lambda _, r: r.npus % r.model_parallel == 0,
-        lambda r: f"TP x PP x CP = {r.tp} x {r.pp} x {r.cp} = {r.model_parallel} must divide the {r.npus} NPUs",
+        lambda _, r: r.layout.whole_ranks,
+        lambda r: f"TP x PP x CP = {r.tp} x {r.pp} x {r.cp} = {r.layout.rank_devices} must divide the {r.npus} NPUs",
     ),
     _is_multiple("npus-nodes", "npus", "nodes", "nodes"),
 )
@@ -89,26 +91,28 @@ ROLLOUT: tuple[Row, ...] = (
 #: ``_validate_data_parallel``; minibatches and updates of whole groups.
 BATCHES: tuple[Row, ...] = (
     _is_multiple("prompts-nodes", "prompts", "nodes", "nodes, each of which grades its share"),
-    _is_multiple("prompts-dp", "prompts", "dp", "data-parallel ranks", when=lambda r: r.fills_npus),
-    _is_multiple("prompts-engines", "prompts", "rollout_dp", "rollout engines", when=lambda r: r.fills_npus),
+    _is_multiple("prompts-dp", "prompts", "layout.ranks", "data-parallel ranks", when=lambda r: r.fills_npus),
+    _is_multiple("prompts-engines", "prompts", "layout.engines", "rollout engines", when=lambda r: r.fills_npus),
     # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than configured.
-    _is_multiple("mini-batch-dp", "mini_batch", "dp", "data-parallel ranks", when=_whole_ranks),
+    _is_multiple("mini-batch-dp", "mini_batch", "layout.ranks", "data-parallel ranks", when=_whole_ranks),
     _divides("mini-batch", "mini_batch", "prompts", "prompts", when=_whole_ranks),
-    _divides("micro-batch", "micro_batch", "rank_responses", "responses of a data-parallel rank", when=_whole_ranks),
+    _divides(
+        "micro-batch", "micro_batch", "layout.rank_responses", "responses of a data-parallel rank", when=_whole_ranks
+    ),
     # BaseTrainingEngine.update would make a smaller minibatch of the rest of every dispatch.
     Row(
         "dispatch-minibatch",
         "update_dispatch",
         _whole_dispatches,
-        lambda r: f"must be a multiple of a rank's minibatch of {r.rank_minibatch} responses",
+        lambda r: f"must be a multiple of a rank's minibatch of {r.layout.rank_minibatch} responses",
         when=lambda r: _whole_ranks(r) and r.update_dispatch is not None,
     ),
     # ActorHybridWorkerBase.update takes one dispatch of each rank's share and no more.
     Row(
         "dispatch-order",
         "update_dispatch",
-        lambda dispatched, r: dispatched == r.rank_responses,
-        lambda r: f"must be a rank's {r.rank_responses} responses with guarantee_order",
+        lambda dispatched, r: dispatched == r.layout.rank_responses,
+        lambda r: f"must be a rank's {r.layout.rank_responses} responses with guarantee_order",
         when=lambda r: _whole_ranks(r) and r.guarantee_order,
         optional=True,
     ),
@@ -119,7 +123,7 @@ LENGTHS: tuple[Row, ...] = (
     Row(
         "context",
         "max_new",
-        lambda _, r: r.longest <= r.context,
+        lambda _, r: r.layout.longest <= r.context,
         lambda r: f"with a prompt of {r.max_prompt} must fit the model's context of {r.context}",
     ),
     Row(
@@ -127,16 +131,16 @@ LENGTHS: tuple[Row, ...] = (
         "max_model_len",
         lambda length, r: length <= r.context,
         lambda r: f"must be at most the model's context of {r.context}",
-        when=lambda r: r.longest <= r.context,
+        when=lambda r: r.layout.longest <= r.context,
     ),
     # validate_config's ``seq_length``, which is that of the longest sequence.
-    _at_least("model-length", "max_model_len", "longest", _LONGEST, lambda r: r.longest <= r.context),
+    _at_least("model-length", "max_model_len", "layout.longest", _LONGEST, lambda r: r.layout.longest <= r.context),
     _at_least("batched-tokens", "max_batched_tokens", "max_model_len", "max_model_len", lambda r: r.ascend_scheduler),
     Row(
         "padding-dynamic", "remove_padding", (True,), "use_dynamic_bsz packs responses", when=lambda r: r.dynamic_batch
     ),
-    _at_least("packing", "update_tokens", "longest", _LONGEST, lambda r: r.dynamic_batch),
-    _at_least("packing", "logprob_tokens", "longest", _LONGEST, lambda r: r.dynamic_batch),
+    _at_least("packing", "update_tokens", "layout.longest", _LONGEST, lambda r: r.dynamic_batch),
+    _at_least("packing", "logprob_tokens", "layout.longest", _LONGEST, lambda r: r.dynamic_batch),
 )
 
 

@@ -28,8 +28,11 @@ class Comparison(NamedTuple):
     notes: list[str]
 
 
-def compare_model(directory: str | None, values: Mapping[str, Any]) -> Comparison:
-    """Compare the ``config.json`` of a model with MindSpeed-RL's sections; empty if there is no such file."""
+def compare_model(directory: str | None, values: Mapping[str, Any], names: Mapping[str, str] = RENAMES) -> Comparison:
+    """Compare the ``config.json`` of a model with MindSpeed-RL's sections; empty if there is no such file.
+
+    ``names`` are those that the run's file has for keys of MindSpeed-RL, for messages.
+    """
     file = Path(str(directory)) / "config.json"
     if directory is None or not file.is_file():
         return Comparison([], [])
@@ -37,10 +40,10 @@ def compare_model(directory: str | None, values: Mapping[str, Any]) -> Compariso
         found = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return Comparison([Problem("model", "config.json", str(file), f"must be readable: {error}")], [])
-    return _compare(found if isinstance(found, dict) else {}, underscored(values))
+    return _compare(found if isinstance(found, dict) else {}, underscored(values), names)
 
 
-def _compare(contents: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
+def _compare(contents: dict[str, Any], values: Mapping[str, Any], names: Mapping[str, str]) -> Comparison:
     actor = {key: value for key, value in actor_values(values).items() if value is not None}
     kind = contents.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -51,9 +54,9 @@ def _compare(contents: dict[str, Any], values: Mapping[str, Any]) -> Comparison:
     generate = value_of(values, "generate_config") or {}
     longest = generate.get("max_model_len") or 2048  # MindSpeed-RL's default
     problems = [
-        *_family(kind, config, actor, custom_code=bool(generate.get("trust_remote_code"))),
-        *_shapes(config, actor),
-        *_rope(contents, config, actor),
+        *_family(kind, config, actor, names, custom_code=bool(generate.get("trust_remote_code"))),
+        *_shapes(config, actor, names),
+        *_rope(contents, config, actor, names),
         *_attention(kind, config, longest),
         *_others(contents),
     ]
@@ -74,13 +77,15 @@ def _problem(key: str, value: Any, expected: str, fix: str = "") -> Problem:
     return Problem("model", f"config.json: {key}", value, shown, fix)
 
 
-def _source(argument: str) -> str:
-    """Megatron's argument, and the key of ours that sets it."""
-    ours = RENAMES.get(f"model.actor.{argument}")
-    return f"{ours}, Megatron's {argument}" if ours else f"Megatron's {argument}"
+def _source(argument: str, names: Mapping[str, str]) -> str:
+    """Megatron's argument, and the key that sets it if it has another name."""
+    name = names.get(f"model.actor.{argument}")
+    return f"{name}, Megatron's {argument}" if name else f"Megatron's {argument}"
 
 
-def _family(kind: str, config: Mapping[str, Any], actor: Mapping[str, Any], *, custom_code: bool) -> Iterator[Problem]:
+def _family(
+    kind: str, config: Mapping[str, Any], actor: Mapping[str, Any], names: Mapping[str, str], *, custom_code: bool
+) -> Iterator[Problem]:
     """Facts of a model type that have no key: its class, biases of QKV, norms."""
     family = FAMILIES[kind]
     for argument, wanted in {
@@ -89,29 +94,30 @@ def _family(kind: str, config: Mapping[str, Any], actor: Mapping[str, Any], *, c
         "position_embedding_type": "rope",
     }.items():
         if (built := {**_MEGATRON, **actor}.get(argument, False)) != wanted:
-            reason = f"needs {show_value(wanted)} of {_source(argument)}, found {show_value(built)}"
+            reason = f"needs {show_value(wanted)} of {_source(argument, names)}, found {show_value(built)}"
             yield _problem("model_type", kind, reason)
             break
     if (classes := config.get("architectures")) and classes != [family["class"]]:
         yield _problem("architectures", classes, f"must be ['{family['class']}'], which MindSpeed-RL loads into vLLM")
     if custom_code and config.get("auto_map"):
-        reason = "must be absent with model.trust_remote_code=true: its Python code may compute anything"
+        key = names.get("generate_config.trust_remote_code", "generate_config.trust_remote_code")
+        reason = f"must be absent with {key}=true: its Python code may compute anything"
         yield _problem("auto_map", config["auto_map"], reason)
 
 
-def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
+def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Problem]:
     """Sizes and switches of both sides; arguments that Megatron requires and lacks are left to MindSpeed-RL."""
     arguments = {**_MEGATRON, **actor}
     hidden, heads = arguments.get("hidden_size"), arguments.get("num_attention_heads")
     groups = "num_query_groups" if arguments.get("group_query_attention") else "num_attention_heads"
-    built = {key: (arguments.get(argument), _source(argument)) for key, argument in _SAME.items()} | {
-        "num_key_value_heads": (arguments.get(groups), _source(groups)),
+    built = {key: (arguments.get(argument), _source(argument, names)) for key, argument in _SAME.items()} | {
+        "num_key_value_heads": (arguments.get(groups), _source(groups, names)),
         "tie_word_embeddings": (
             not arguments.get("untie_embeddings_and_output_weights"),
-            _source("untie_embeddings_and_output_weights"),
+            _source("untie_embeddings_and_output_weights", names),
         ),
-        "hidden_act": ("silu" if arguments.get("swiglu") else "gelu", _source("swiglu")),
-        "mlp_bias": (not arguments.get("disable_bias_linear"), _source("disable_bias_linear")),
+        "hidden_act": ("silu" if arguments.get("swiglu") else "gelu", _source("swiglu", names)),
+        "mlp_bias": (not arguments.get("disable_bias_linear"), _source("disable_bias_linear", names)),
         "attention_bias": (False, "Megatron has a bias of QKV alone"),
     }
     # The plan, the conversion and vLLM's weight loader divide the hidden size by the heads.
@@ -134,12 +140,14 @@ def _shapes(config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Pro
             yield _problem(key, config.get(key), f"must be {show_value(value)}: {source}")
 
 
-def _rope(contents: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[str, Any]) -> Iterator[Problem]:
+def _rope(
+    contents: Mapping[str, Any], config: Mapping[str, Any], actor: Mapping[str, Any], names: Mapping[str, str]
+) -> Iterator[Problem]:
     """Scaling of the rotary frequencies; and whether transformers 4, which MindSpeed-RL needs, reads what 5 wrote."""
     scaling, kind, built = _scaling(config["rope_scaling"]), actor.get("rope_scaling_type"), None
     if kind is not None:
         built = {"rope_type": kind} | {key: actor.get(argument) for key, argument in _SCALING.items()}
-    ours = RENAMES["model.actor.rope_scaling_type"].rpartition(".")[0]
+    ours = names.get("model.actor.rope_scaling_type", "Megatron's rope_scaling_type").removesuffix(".rope_type")
     if (scaling or {}).get("rope_type", "llama3") != "llama3" or kind not in (None, "llama3"):
         reason = "must be null or have rope_type llama3: Megatron is trained with no other scaling"
         yield _problem("rope_scaling", config["rope_scaling"], reason)

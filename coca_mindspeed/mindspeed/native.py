@@ -7,8 +7,7 @@ so that every check holds; messages name MindSpeed-RL's keys.
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +27,23 @@ from coca_mindspeed.config.compose import (
     named_defaults,
 )
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import CocaError, ConfigError, Problem, UsageError, raise_problems, validation_problems
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems, validation_problems
 from coca_mindspeed.mindspeed.checks import coca_section, other_npus
-from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, actor_values, leaves, put, underscored, written_as
+from coca_mindspeed.mindspeed.keys import (
+    RENAMES,
+    NativeRun,
+    actor_values,
+    leaves,
+    native_key,
+    put,
+    underscored,
+    written_as,
+)
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.resolved_config import refuse_mixtures
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
-#: Key of ours -> the key of MindSpeed-RL's that says it.
-THEIRS = {ours: theirs.replace("model.actor", "megatron_training") for theirs, ours in RENAMES.items()} | {
-    "hardware.nodes": "coca.nodes",
-    "hardware.npus_per_node": "rl_config.actor_resource.num_npus",
-    "model.compute_dtype": "megatron_training.bf16",
-    "optimizer.warmup_steps": "megatron_training.lr_warmup_fraction",
-    "trainer.minibatches": "rl_config.mini_batch_size",
-    "trainer.steps": "megatron_training.train_iters",
-}
-_SECTIONS = {"method": "coca.method", "data.grader_options": "coca.grading", "mindspeed_rl": ""}
-_WORD = re.compile(r"(?<![\w./])[a-z_]+(?:\.\w+)+(?![\w/])")
-_NPU_GIB = 60.96  # of an Ascend 910B as torch_npu reports it, the smaller machine
 _OPTIONAL = {
     "model.megatron_path",
     "data.evaluate",
@@ -67,8 +63,7 @@ def compose_cluster_run(name: str, overrides: Sequence[str] = ()) -> ComposedCon
         return compose_run(name, overrides, upstream=written_as)
     file = Path(name).expanduser()
     values = _compose(file, [_override(override) for override in overrides])
-    with their_names():
-        return ComposedConfig(_read(values, file), name)
+    return ComposedConfig(_read(values, file), name)
 
 
 def is_native(name: str) -> bool:
@@ -82,10 +77,10 @@ def _override(override: str) -> str:
     typed, _, value = override.partition("=")
     key = typed.lstrip("+~")
     if key in GROUPS:
-        sets = sorted({in_their_names(name) for name in _keys_of_group(key, value)})
+        sets = sorted({native_key(name) for name in _keys_of_group(key, value)})
         keys = f"; it would set {', '.join(sets)}" if sets else ""
         raise UsageError(f"override {override!r}: a file of MindSpeed-RL's has no groups of ours{keys}: set keys")
-    if (theirs := in_their_names(key)) != key:
+    if (theirs := native_key(key)) != key:
         raise UsageError(f"override {override!r}: a file of MindSpeed-RL's has its own keys; write {theirs}=...")
     return override if typed != key else f"++{override}"
 
@@ -164,50 +159,18 @@ def _read(values: dict[str, Any], file: Path) -> RunConfig:
         put(ours, name, value)
     betas = ours["optimizer"]["betas"]
     ours["optimizer"]["betas"] = [betas["0"], betas["1"]]
-    ours["hardware"].setdefault("memory_gib", _NPU_GIB)
+    smaller = read_yaml(config_directory() / "hardware" / "ascend_910b.yaml")  # its NPUs have the least memory
+    ours["hardware"].setdefault("memory_gib", smaller["hardware"]["memory_gib"])
     if ours["model"]["architecture"].get("rope_scaling", {}).get("rope_type") is None:
         ours["model"]["architecture"].pop("rope_scaling", None)
     try:
         return NativeRun.model_validate(ours)
     except ValidationError as error:
-        raise_problems(validation_problems(error), heading)
+        problems = validation_problems(error)
+        raise_problems([problem._replace(key=native_key(problem.key)) for problem in problems], heading)
         raise
 
 
 def _actors(key: str) -> str:
     """``megatron_training`` for the actor's three sections, as :class:`MindSpeedView` has it."""
     return re.sub(r"^(model\.actor|actor_config)\.", "megatron_training.", key)
-
-
-def in_their_names(text: str) -> str:
-    """A text with MindSpeed-RL's keys in place of ours."""
-
-    def theirs(match: "re.Match[str]") -> str:
-        word = match[0]
-        if (key := THEIRS.get(word)) is not None:
-            return key
-        for section, other in _SECTIONS.items():
-            if word.startswith(f"{section}."):
-                return f"{other}{word.removeprefix(section)}".lstrip(".")
-        return word
-
-    return _WORD.sub(theirs, text)
-
-
-def renamed(problem: Problem) -> Problem:
-    """A problem under MindSpeed-RL's keys."""
-    expected, fix = in_their_names(problem.expected), in_their_names(problem.fix)
-    return problem._replace(key=in_their_names(problem.key), expected=expected, fix=fix)
-
-
-@contextmanager
-def their_names(run: RunConfig | None = None) -> Iterator[None]:
-    """Errors name MindSpeed-RL's keys, of a run in its layout (None: it is one)."""
-    try:
-        yield
-    except CocaError as error:
-        if run is None or isinstance(run, NativeRun):
-            error.args = (in_their_names(str(error)), *error.args[1:])
-            if isinstance(error, ConfigError):
-                error.problems = [renamed(problem) for problem in error.problems]
-        raise

@@ -5,39 +5,23 @@ Time and memory are estimates that were not measured on an NPU.
 
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import missing_data, steps_of_epochs, training_rows
+from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.plan import (
-    Part,
-    Phase,
-    Plan,
-    QuestionCounts,
-    Row,
-    batch_rows,
-    evaluations,
-    file_rows,
-    form_notes,
-    question_rows,
-    short_thoughts,
-    show_plan,
-)
+from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows, show_plan
+from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, DataError, Problem, raise_problems
+from coca_mindspeed.errors import DataError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checks import ignored_keys, run_problems
-from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, NativeRun, actor_values, translate, underscored
-from coca_mindspeed.mindspeed.layout import layout_problems
-from coca_mindspeed.mindspeed.model_config import compare_model
-from coca_mindspeed.mindspeed.native import in_their_names, renamed
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, actor_values, underscored
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
-from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.records import read_record_file
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
@@ -69,13 +53,18 @@ PUBLISHED_RATES = Rates(tokens_per_response=750.0, tokens_per_second=110.0)
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan(Plan):
-    """The plan of a cluster run; it has no memory on the CPU shim and if the layout has problems.
+    """The plan of a cluster run; it has no memory on the CPU shim and if the layout has problems."""
 
-    ``iterations`` is the length of each stage; None if it is unknown.
-    """
+    start: ClusterRun
 
-    resolved: ResolvedConfig
-    iterations: int | None
+    @property
+    def resolved(self) -> ResolvedConfig:
+        return self.start.resolved
+
+    @property
+    def iterations(self) -> int | None:
+        """The length of each stage; None if it is unknown."""
+        return self.start.iterations
 
 
 def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) -> ClusterPlan:
@@ -84,96 +73,69 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     Raises ConfigError if it is for no cluster, a key has the wrong type or ``metrics`` are another run's; DataError for
     an unreadable training file or one of metrics.
     """
-    resolved = resolve_config(run)
-    fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))
-    memory = npu_memory(resolved) if fits_layout else ()
-    questions, origin = training_rows(run.data)
-    iterations: int | None = run.trainer.steps
-    problems: list[Problem] = []
-    if run.data.epochs is not None:
-        try:
-            iterations = None if questions is None else steps_of_epochs(run.data.epochs, questions, run.rollout.prompts)
-        except ConfigError as error:
-            iterations, problems = None, error.problems
-    # The number of iterations and the directory are unknown to the conditions; any do.
-    values = partial(mindspeed_values, run, iterations or 1, StageFiles(Path("runs")))
-    problems += run_problems(run, resolved, iterations, values)
-    problems += _memory_problems(resolved, memory)
-    length = "unknown: data.train does not exist; data.rows=N plans without it"
-    if iterations is not None:
-        length = f"{iterations:,} a stage"
-        length += f" ({questions:,} questions by {origin})" if questions else ""
-    rates = _published_rates(resolved) or _UNPUBLISHED if metrics is None else _measured_rates(run, metrics)
-    counts = None if problems or iterations is None else _question_counts(run, iterations)
-    rows = (*_rows(run, resolved, iterations, length, rates), *question_rows(counts))
-    files = "data.train", run.data.train, "data.evaluate", run.data.evaluate
-    warnings = short_thoughts(run.method, "rollout.max_new_tokens", run.rollout.max_new_tokens)
-    warnings += () if counts is None else counts.warnings(*files)
-    compared = compare_model(run.model.path, translate(run)).notes
-    word = "coca.method=coca_stable" if isinstance(run, NativeRun) else "method=coca_stable"
-    notes = (*form_notes(run.method, word), *_notes(resolved, memory), *compared)
-    plan = ClusterPlan(name, rows, memory, notes, tuple(problems), warnings, resolved=resolved, iterations=iterations)
-    return _in_their_names(plan, run) if isinstance(run, NativeRun) else plan
-
-
-def _in_their_names(plan: ClusterPlan, run: NativeRun) -> ClusterPlan:
-    """The plan with MindSpeed-RL's keys, and notes on those that have no effect, or that the run sets."""
-    ignored = [problem.key for problem in ignored_keys(MindSpeedView(run.mindspeed_rl))]
-    notes = [f"no effect: {', '.join(ignored)}"] * bool(ignored)
-    notes.append(f"set by the run: {', '.join((*SET_FOR_NATIVE_RUNS, 'actor_config.save'))}")
-    return replace(
-        plan,
-        rows=tuple((in_their_names(name), in_their_names(str(value))) for name, value in plan.rows),
-        notes=(*map(in_their_names, plan.notes), *notes),
-        problems=tuple(map(renamed, plan.problems)),
-        warnings=tuple(map(renamed, plan.warnings)),
+    start = ClusterRun(run)
+    resolved, on_npus = start.resolved, run.hardware.platform == "npu"
+    rates = _published_rates(resolved) or _UNPUBLISHED if metrics is None else _measured_rates(start, metrics)
+    memory = npu_memory(resolved) if on_npus and not start.layout_problems else ()
+    files = (start.key("data.train"), run.data.train), (start.key("data.evaluate"), run.data.evaluate)
+    plan = preflight(
+        name,
+        run.method,
+        Names(start.key("method") + "=coca_stable", start.key("rollout.max_new_tokens"), *files),
+        resolved.layout,
+        problems=(*start.length.problems, *run_problems(start)),
+        memory=memory,
+        too_large=_memory_problems(start, memory),
+        questions=lambda: start.questions,
+        rows=_rows(start, rates),
+        notes=(*_notes(resolved, memory), *start.model.notes, *(_native_notes(start) if start.native else ())),
     )
+    return ClusterPlan(**vars(plan), start=start)
 
 
-def _question_counts(run: RunConfig, iterations: int) -> QuestionCounts | None:
-    """Counts of the record files; without held-out questions if their file is not here, None without the other one.
-
-    Raises DataError for a file that cannot be read.
-    """
-    train, evaluate = (
-        [record.question for record in read_record_file(Path(path))] if path and Path(path).is_file() else []
-        for path in (run.data.train, run.data.evaluate)
-    )
-    asked = iterations * len(run.method.training_method.stages) * run.rollout.prompts
-    return QuestionCounts.of(train, evaluate, asked) if train else None
+def _native_notes(start: ClusterRun) -> Iterator[str]:
+    """Notes on MindSpeed-RL's keys that have no effect, or that the run sets."""
+    if ignored := [problem.key for problem in ignored_keys(MindSpeedView(start.run.mindspeed_rl))]:
+        yield f"no effect: {', '.join(ignored)}"
+    yield f"set by the run: {', '.join((*SET_FOR_NATIVE_RUNS, 'actor_config.save'))}"
 
 
 def show_plan_of(composed: ComposedConfig, metrics: Path | None = None, *, quiet: bool = False) -> ClusterPlan:
     """Plan a composed run, print the plan, and return it if it has no problems; raises as :func:`make_plan`."""
-    for problem in missing_data(composed.run):
-        if problem.key == "data.train":
-            shown = renamed(problem) if isinstance(composed.run, NativeRun) else problem
-            print_text(f"warning: {shown}", sys.stderr)
     plan = make_plan(composed.run, composed.name, metrics)
+    train = plan.start.key("data.train")
+    for problem in missing_data(composed.run, plan.start.key):
+        if problem.key == train:
+            print_text(f"warning: {problem}", sys.stderr)
     show_plan(plan, quiet=quiet)
     return plan
 
 
-def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str, rates: Rates | str) -> Iterator[Row]:
+def _rows(start: ClusterRun, rates: Rates | str) -> Iterator[Row]:
     """The values that the run file gives to MindSpeed-RL's keys, and what follows from them."""
-    dp, engines, slots = (r.dp, r.rollout_dp, _slots(r)) if r.fills_npus else ("?", "?", "?")
-    stages = len(run.method.training_method.stages)
+    r, layout, stages = start.resolved, start.resolved.layout, start.stages
+    iterations, questions, origin, _ = start.length
+    length = "unknown: data.train does not exist; data.rows=N plans without it"
+    if iterations is not None:
+        length = f"{iterations:,} a stage"
+        length += f" ({questions:,} questions by {origin})" if questions else ""
+    dp, engines, slots = (layout.ranks, layout.engines, _slots(start)) if r.fills_npus else ("?", "?", "?")
     yield "method", r.method
     yield "learning rate", f"{r.lr:g}"
-    yield from file_rows(r.files)
+    yield from file_rows({start.key(key): path for key, path in r.files.items()})
     yield "NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"
     yield "model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"
     yield "training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"
     yield "rollout", f"{engines} engines of TP {r.rollout_tp}"
     yield "slots per engine", slots
-    yield from batch_rows("iteration", r.prompts, r.group, r.mini_batch, r.epochs)
+    yield from batch_rows("iteration", layout)
     yield "microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"
-    yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
+    yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {layout.responses * r.max_new:,} new ones per iteration"
     yield "iterations", length
     yield "time", _time(r, None if iterations is None else iterations * stages, rates) if r.npus > 0 else "?"
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
     yield "host memory", f"about {host} GiB a node, without Ray's object store and the data"
-    yield "validation", evaluations(run, "iterations")
+    yield "validation", evaluations(start.run, "iterations", start.key("data.evaluate"))
     size, most = checkpoint_bytes(r) / 1e9, most_checkpoints(r, iterations, stages)
     kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
     clock = "" if r.save_minutes is None else f" and every {r.save_minutes:g} minutes"
@@ -181,15 +143,16 @@ def _rows(run: RunConfig, r: ResolvedConfig, iterations: int | None, length: str
     yield "checkpoints", f"{checkpoints}, at most {most * size:.0f} GB at once"
 
 
-def _slots(r: ResolvedConfig) -> str:
+def _slots(start: ClusterRun) -> str:
+    r = start.resolved
     shown = f"{r.max_sequences} for {r.engine_responses} responses"
     waves = -(-r.engine_responses // max(1, r.max_sequences))
     if waves <= 1:
         return shown
-    return f"{shown}: {waves} waves; raise {KEYS['max_sequences']} to avoid waiting between waves"
+    return f"{shown}: {waves} waves; raise {start.key(KEYS['max_sequences'])} to avoid waiting between waves"
 
 
-def _notes(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> Iterator[str]:
+def _notes(resolved: ResolvedConfig, memory: Sequence[Phase]) -> Iterator[str]:
     if memory:
         held = f"{longest_responses(resolved, memory):.0f} sequences of {resolved.max_model_len} tokens"
         yield f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend_reference.md)"
@@ -215,7 +178,7 @@ def read_rates(path: Path) -> Rates:
     return Rates(prompt + response, rate)
 
 
-def _measured_rates(run: RunConfig, metrics: Path) -> Rates | str:
+def _measured_rates(start: ClusterRun, metrics: Path) -> Rates | str:
     """The rates in ``metrics``, or why they cannot be used: the run file beside them does not say whose they are.
 
     Raises ConfigError if they are of another model, of other NPUs or of the CPU shim; and as :func:`read_rates`.
@@ -225,7 +188,7 @@ def _measured_rates(run: RunConfig, metrics: Path) -> Rates | str:
         measured = read_yaml(file)
     except (OSError, YamlError):
         measured = None
-    theirs, ours = _measured_by(measured if isinstance(measured, dict) else {}), _measured_by(translate(run))
+    theirs, ours = _measured_by(measured if isinstance(measured, dict) else {}), _measured_by(start.values)
     if absent := [key for key in ours if theirs[key] is None and ours[key] is not None]:
         return f"{file} does not say by which model and NPUs {metrics.name} was measured ({', '.join(absent)})"
     different = [f"{key} {theirs[key]} (here: {ours[key]})" for key in ours if theirs[key] != ours[key]]
@@ -250,7 +213,7 @@ def _published_rates(resolved: ResolvedConfig) -> Rates | None:
 
 def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     """Estimate the time of an iteration, in proportion to its tokens and against the number of its NPUs."""
-    return resolved.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
+    return resolved.layout.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
 
 
 def _time(resolved: ResolvedConfig, iterations: int | None, rates: Rates | str) -> str:
@@ -315,7 +278,7 @@ def npu_memory(resolved: ResolvedConfig) -> tuple[Phase, Phase]:
     return training, Phase("rollout", _rollout(resolved, training), limit)
 
 
-def longest_responses(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> float:
+def longest_responses(resolved: ResolvedConfig, memory: Sequence[Phase]) -> float:
     """Sequences of ``max_model_len`` tokens in the KV cache of a rollout engine."""
     cache = max(0.0, memory[-1].bytes_of("KV cache"))
     return cache / (kv_bytes_per_token(resolved, resolved.rollout_tp) * resolved.max_model_len)
@@ -325,7 +288,7 @@ def _training(resolved: ResolvedConfig, first: bool, last: bool) -> tuple[Part, 
     embeddings = first + (last and (resolved.untied_embeddings or resolved.pp > 1))  # tied ones are kept at both ends
     layers = resolved.layers // resolved.pp
     parameters = (layers * layer_parameters(resolved) + embeddings * resolved.vocab * resolved.hidden) / resolved.tp
-    shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1
+    shards = resolved.layout.ranks * resolved.cp if resolved.distributed_optimizer else 1
     in_flight = resolved.pp if first else 1  # microbatches whose backward pass is still to come
     parts = [
         Part("weights", BF16 * parameters, "2 bytes x parameters of a rank"),
@@ -383,7 +346,7 @@ def host_gib(resolved: ResolvedConfig) -> float:
     keeps the copy of vLLM's weights that is loaded at every wake-up.
     """
     parameters = model_parameters(resolved)
-    shards = resolved.dp * resolved.cp if resolved.distributed_optimizer else 1
+    shards = resolved.layout.ranks * resolved.cp if resolved.distributed_optimizer else 1
     of_a_rank = parameters / (resolved.tp * resolved.pp)
     per_rank = BF16 * parameters / resolved.rollout_tp
     per_rank += BF16 * of_a_rank if resolved.offload_param else 0
@@ -391,21 +354,22 @@ def host_gib(resolved: ResolvedConfig) -> float:
     return per_rank * resolved.npus / resolved.nodes / GIB
 
 
-def _memory_problems(resolved: ResolvedConfig, memory: tuple[Phase, ...]) -> Iterator[Problem]:
+def _memory_problems(start: ClusterRun, memory: Sequence[Phase]) -> Iterator[Problem]:
     if not memory:
         return
+    resolved, keys = start.resolved, {name: start.key(key) for name, key in KEYS.items()}
     training, rollout = memory
     limit = f"GiB of an NPU's {training.limit_gib:.1f}"
-    parallel = f"raise {KEYS['tp']} or {KEYS['pp']}"
+    parallel = f"raise {keys['tp']} or {keys['pp']}"
     if training.gib > training.limit_gib:
         name, reason = "micro_batch", f"training needs about {training.gib:.1f} {limit}"
         if resolved.dynamic_batch:
             name = "update_tokens"
-        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
+        yield Problem("memory-training", keys[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
     if rollout.gib > rollout.limit_gib:
         name, reason = "memory_utilization", f"rollout needs about {rollout.gib:.1f} {limit}"
-        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, "lower it")
+        yield Problem("memory-rollout", keys[name], resolved.memory_utilization, reason, "lower it")
     if (held := longest_responses(resolved, memory)) < 1:
         reason = f"the KV cache holds {held:.2f} sequences of {resolved.max_model_len} tokens"
-        fix = f"raise it, or {KEYS['memory_utilization']}"
-        yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)
+        fix = f"raise it, or {keys['memory_utilization']}"
+        yield Problem("memory-kv-cache", keys["rollout_tp"], resolved.rollout_tp, reason, fix)

@@ -374,7 +374,7 @@ def run_requirements(iterations: int | None) -> tuple[Run, ...]:
             "model.compute_dtype",
             ("bfloat16",),
             "Megatron trains in it",
-            "on the CPU shim, set mindspeed_rl.coca.host.dtype",
+            "on the CPU shim, set coca.host.dtype, which is below mindspeed_rl in a file of ours",
         ),
         *_local_only(),
     )

@@ -4,14 +4,15 @@ Defaults are those of MindSpeed-RL's config classes, because a key that a YAML f
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Field, ValidationError
 
+from coca_mindspeed.config.layout import Layout
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import Problem, raise_problems, validation_problems
-from coca_mindspeed.mindspeed.keys import actor_values, translate, underscored
+from coca_mindspeed.mindspeed.keys import actor_values, underscored
 from coca_mindspeed.utils.text_formats import value_of
 
 # MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
@@ -105,58 +106,37 @@ class ResolvedConfig(Section):
         return self.query_groups if self.grouped_queries else self.heads
 
     @property
-    def model_parallel(self) -> int:
-        """NPUs that hold one copy of the model in training."""
-        return self.tp * self.pp * self.cp
-
-    @property
-    def dp(self) -> int:
-        """Copies of the model in training."""
-        return self.npus // self.model_parallel
-
-    @property
-    def rollout_dp(self) -> int:
-        """Copies of the model in rollout."""
-        return self.npus // self.rollout_tp
+    def layout(self) -> Layout:
+        return Layout(
+            devices=self.npus,
+            rank_devices=self.tp * self.pp * self.cp,
+            sampling_devices=self.npus,
+            engine_devices=self.rollout_tp,
+            prompts=self.prompts,
+            group=self.group,
+            mini_batch=self.mini_batch,
+            passes=self.epochs,
+            max_prompt=self.max_prompt,
+            max_new=self.max_new,
+        )
 
     @property
     def fills_npus(self) -> bool:
         """Whether whole copies of the model fill the NPUs, in training and in rollout."""
-        copies = (self.model_parallel, self.rollout_tp)
-        return self.npus > 0 and all(npus > 0 and self.npus % npus == 0 for npus in copies)
-
-    @property
-    def responses(self) -> int:
-        """Responses per iteration."""
-        return self.prompts * self.group
-
-    @property
-    def rank_responses(self) -> int:
-        """Responses per data-parallel rank and iteration."""
-        return self.responses // self.dp
-
-    @property
-    def rank_minibatch(self) -> int:
-        """Responses of a data-parallel rank in one update."""
-        return self.mini_batch * self.group // self.dp
+        return self.layout.whole_ranks and self.layout.whole_engines
 
     @property
     def engine_responses(self) -> int:
         """Responses that a rollout engine is asked for at once."""
-        return self.rollout_dispatch or self.responses // self.rollout_dp
-
-    @property
-    def longest(self) -> int:
-        """Longest prompt and response together."""
-        return self.max_prompt + self.max_new
+        return self.rollout_dispatch or self.layout.responses // self.layout.engines
 
     @property
     def microbatch_tokens(self) -> int:
         """Most tokens that one rank holds activations for."""
         if self.dynamic_batch:
-            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.longest))
+            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.layout.longest))
         else:
-            tokens = self.micro_batch * self.longest
+            tokens = self.micro_batch * self.layout.longest
         return -(-tokens // self.cp)
 
 
@@ -174,8 +154,10 @@ def refuse_mixtures(values: Mapping[str, Any], prefix: str = "") -> None:
         raise_problems([Problem("mixture-of-experts", key, experts, reason, "train a dense model")])
 
 
-def resolve_config(run: RunConfig) -> ResolvedConfig:
-    """Read the resolved configuration of a run for Ascend.
+def resolve_config(run: RunConfig, translated: Mapping[str, Any], name_of: Callable[[str], str]) -> ResolvedConfig:
+    """Read the resolved configuration of a run for Ascend; ``translated`` are MindSpeed-RL's sections of it.
+
+    ``name_of`` gives the names of our keys in the run's file.
 
     Raises ConfigError if it is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
     """
@@ -187,7 +169,7 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     if run.model.architecture is None:
         fix = "choose a model for a cluster: model=qwen25_7b"
         raise_problems([Problem("no-architecture", "model.architecture", None, "must be the model's shapes", fix)])
-    theirs = underscored(translate(run))
+    theirs = underscored(translated)
     actor = actor_values(theirs)
     refuse_mixtures(theirs, "mindspeed_rl.")
     packing = value_of(theirs, "rl_config.max_packing_token_size", 4096)
@@ -201,5 +183,6 @@ def resolve_config(run: RunConfig) -> ResolvedConfig:
     try:
         return ResolvedConfig.model_validate(read)
     except ValidationError as error:
-        raise_problems([problem._replace(code="wrong-type") for problem in validation_problems(error)])
+        problems = validation_problems(error)
+        raise_problems([problem._replace(code="wrong-type", key=name_of(problem.key)) for problem in problems])
         raise

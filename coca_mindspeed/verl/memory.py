@@ -3,7 +3,7 @@
 Nothing was measured on a GPU or an NPU; the formulas follow verl 0.9.1's engine (``workers/engine/fsdp``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def _tokens(run: VerlRun) -> int:
     """Most tokens of a microbatch on a device."""
     if run.dynamic:
         return int(run.value(TOKENS))
-    return int(run.value(f"{ACTOR}.ppo_micro_batch_size_per_gpu")) * run.longest // run.sequence_devices
+    return int(run.value(f"{ACTOR}.ppo_micro_batch_size_per_gpu")) * run.layout.longest // run.sequence_devices
 
 
 def phases(run: VerlRun, shapes: Shapes, *, npu: bool) -> tuple[Phase, Phase]:
@@ -139,7 +139,7 @@ def cached_sequences(run: VerlRun, shapes: Shapes, rollout: Phase) -> float:
     """Longest sequences that the KV cache of a rollout engine holds."""
     tensor = int(run.value(f"{ROLLOUT}.tensor_model_parallel_size"))
     token = 2 * _BF16 * shapes.layers * max(1, shapes.kv_heads / tensor) * shapes.head
-    return max(0.0, rollout.bytes_of("KV cache")) / (token * run.longest)
+    return max(0.0, rollout.bytes_of("KV cache")) / (token * run.layout.longest)
 
 
 def host_gib(run: VerlRun, shapes: Shapes) -> float:
@@ -156,8 +156,10 @@ def checkpoint_gib(run: VerlRun, shapes: Shapes) -> float:
     return 3 * weight_bytes(run) * shapes.parameters / GIB
 
 
-def memory_warnings(run: VerlRun, shapes: Shapes, memory: tuple[Phase, Phase]) -> Iterator[Problem]:
+def memory_warnings(run: VerlRun, shapes: Shapes | None, memory: Sequence[Phase]) -> Iterator[Problem]:
     """A warning for each phase that does not fit, by estimate, for microbatches of the longest sequences."""
+    if shapes is None:
+        return
     training, rollout = memory
     key = TOKENS if run.dynamic else f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     limit = f"GiB of a device's {training.limit_gib:g} (coca.device_memory_gib), by estimate"
@@ -168,8 +170,8 @@ def memory_warnings(run: VerlRun, shapes: Shapes, memory: tuple[Phase, Phase]) -
         fix = f"lower it, or set {_ENGINE}.param_offload=true and optimizer_offload=true"
         yield Problem("memory-rollout", _MEMORY, run.value(_MEMORY), f"rollout needs {rollout.gib:.1f} {limit}", fix)
     if (held := cached_sequences(run, shapes, rollout)) < 1:
-        reason = f"the KV cache holds {held:.2f} sequences of {run.longest} tokens, by estimate"
+        reason = f"the KV cache holds {held:.2f} sequences of {run.layout.longest} tokens, by estimate"
         yield Problem("memory-kv-cache", _MEMORY, run.value(_MEMORY), reason, "raise it, or the rollout's TP")
-    if run.longest > shapes.context:
+    if run.layout.longest > shapes.context:
         reason = f"must fit with its prompt into the model's context of {shapes.context}: verl cuts the response"
         yield Problem("context", "data.max_response_length", run.value("data.max_response_length"), reason)

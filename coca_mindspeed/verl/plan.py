@@ -16,16 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
-from coca_mindspeed.config.plan import (
-    Phase,
-    Plan,
-    QuestionCounts,
-    Row,
-    file_rows,
-    form_notes,
-    question_rows,
-    short_thoughts,
-)
+from coca_mindspeed.config.plan import Phase, Plan, QuestionCounts, Row, file_rows
+from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.errors import ConfigError, DataError, Problem, UsageError, raise_problems, show_value
 from coca_mindspeed.utils.json_files import read_json_lines, read_steps
 from coca_mindspeed.verl.checkpoints import check_length
@@ -115,29 +107,32 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
     steps = _steps(run, None if train is None else len(train))
     counts = None
     if train is not None and steps is not None:
-        counts = QuestionCounts.of(train, evaluate or (), steps * run.step_prompts)
-    files = TRAIN_FILES, run.value(TRAIN_FILES), VAL_FILES, run.value(VAL_FILES)
+        counts = QuestionCounts.of(train, evaluate or (), steps * run.layout.prompts)
+    shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
+    npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
+    memory = () if shapes is None else phases(run, shapes, npu=npu)
+    asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
     changed = (
         f"verl's own key {key}={show_value(value)}, by default {show_value(default)}"
         for key, value, default in changed_keys(written, config, "verl")
     )
-    notes = (*form_notes(run.settings.method, "coca.method=coca_stable"), *changed)
-    key = "data.max_response_length"
-    short = short_thoughts(run.settings.method, key, run.value(key))
-    warnings = [*_warnings(run, steps), *short, *(counts.warnings(*files) if counts else ())]
-    shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
-    memory: tuple[Phase, ...] = ()
-    if shapes is not None:
-        npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
-        training, rollout = memory = phases(run, shapes, npu=npu)
-        warnings += memory_warnings(run, shapes, (training, rollout))
-    asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
+    files = (TRAIN_FILES, run.value(TRAIN_FILES)), (VAL_FILES, run.value(VAL_FILES))
     sizes = (*_size_rows(run, shapes, memory), ("time", _time(run, steps, metrics)))
-    rows = (*_rows(run), *_length_rows(run, steps, asked), *sizes, *question_rows(counts))
-    return Plan(title, rows, memory, notes, warnings=tuple(warnings))
+    return preflight(
+        title,
+        run.settings.method,
+        Names("coca.method=coca_stable", "data.max_response_length", *files),
+        run.layout,
+        memory=memory,
+        questions=lambda: counts,
+        rows=(*_rows(run), *_length_rows(run, steps, asked), *sizes),
+        notes=changed,
+        # What was estimated alone, and not compared with a device, is a warning.
+        warnings=(*_warnings(run, steps), *memory_warnings(run, shapes, memory)),
+    )
 
 
-def _size_rows(run: VerlRun, shapes: Shapes | None, memory: tuple[Phase, ...]) -> Iterator[Row]:
+def _size_rows(run: VerlRun, shapes: Shapes | None, memory: Sequence[Phase]) -> Iterator[Row]:
     """Model, KV cache, host memory and disk; all are estimates."""
     if shapes is None:
         reason = "of FSDP without LoRA alone" if not estimated(run) else "needs config.json of a Llama, Mistral or Qwen"
@@ -145,7 +140,7 @@ def _size_rows(run: VerlRun, shapes: Shapes | None, memory: tuple[Phase, ...]) -
         return
     yield "model", f"{shapes.parameters / 1e9:.2f} billion parameters, {shapes.layers} layers"
     held = cached_sequences(run, shapes, memory[-1])
-    yield "KV cache", f"{held:.0f} sequences of {run.longest} tokens in each engine, estimated"
+    yield "KV cache", f"{held:.0f} sequences of {run.layout.longest} tokens in each engine, estimated"
     yield "host memory", f"{host_gib(run, shapes):.0f} GiB of a node for offloaded state, estimated"
     one, kept = checkpoint_gib(run, shapes), run.value("trainer.max_actor_ckpt_to_keep")
     if run.value("trainer.save_freq") > 0:
@@ -200,10 +195,10 @@ def _steps(run: VerlRun, records: int | None) -> int | None:
     if records is None:
         return steps
     taken, epochs = _limited(run, "data.train_max_samples", records), int(run.value("trainer.total_epochs"))
-    if taken < run.step_prompts:
+    if taken < run.layout.prompts:
         reason = f"must be at most the {taken} questions of {TRAIN_FILES}: verl leaves an incomplete batch out"
-        raise_problems([Problem("length", "data.train_batch_size", run.step_prompts, reason)])
-    per_epoch = taken // run.step_prompts
+        raise_problems([Problem("length", "data.train_batch_size", run.layout.prompts, reason)])
+    per_epoch = taken // run.layout.prompts
     if steps is not None:
         check_length(steps, per_epoch, epochs)
     return steps or epochs * per_epoch
@@ -215,7 +210,9 @@ def _warnings(run: VerlRun, steps: int | None) -> Iterator[Problem]:
         reason = "no checkpoint is written, not even at the end: a stopped run starts over, and the weights are lost"
         yield Problem("no-checkpoint", "trainer.save_freq", interval, reason, "set trainer.save_freq=50")
     if steps == 1:
-        reason = "the run ends after one update of the weights" if run.updates == 1 else "the run ends after one step"
+        reason = (
+            "the run ends after one update of the weights" if run.layout.updates == 1 else "the run ends after one step"
+        )
         yield Problem("one-step", "trainer.total_training_steps", steps, reason)
 
 
@@ -230,7 +227,7 @@ def _length_rows(run: VerlRun, steps: int | None, held_out: int | None) -> Itera
     asked = ""
     if held_out and steps is not None:
         responses = held_out * run.validations(steps)
-        share = responses / max(1, steps * run.step_prompts * run.group)
+        share = responses / max(1, steps * run.layout.prompts * run.layout.group)
         asked = f": {responses:,} responses in all, {share:.2g} of the training's"
     yield "validation", f"{', '.join(times)}{asked}" if times else "none: nothing shows what holds on new questions"
     kept = run.value("trainer.max_actor_ckpt_to_keep")
@@ -240,18 +237,16 @@ def _length_rows(run: VerlRun, steps: int | None, held_out: int | None) -> Itera
 
 def _rows(run: VerlRun) -> list[Row]:
     value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
-    tensor = value(f"{ROLLOUT}.tensor_model_parallel_size")
     method = run.settings.method
-    prompts, group, mini = run.step_prompts, run.group, run.mini_batch
-    responses = prompts * group
-    engine = f"FSDP over {run.ranks} ranks"
+    layout = run.layout
+    engine = f"FSDP over {layout.ranks} ranks"
     if run.megatron:
         tp, pp = (value(f"{MEGATRON}.{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
-        engine = f"Megatron, TP {tp}, PP {pp}, DP {run.ranks}"
+        engine = f"Megatron, TP {tp}, PP {pp}, DP {layout.ranks}"
     microbatch = value(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    new_tokens = responses * value("data.max_response_length")
-    updates = f"{run.updates} of {mini} questions"
-    if run.updates > 1:
+    new_tokens = layout.responses * layout.max_new
+    updates = f"{layout.updates} of {layout.mini_batch} questions"
+    if layout.updates > 1:
         updates += "; all but the first train on responses of earlier weights, which coca.method.clip limits"
     return [
         ("method", f"{method.name}, loss aggregation {method.loss_aggregation}"),
@@ -261,11 +256,11 @@ def _rows(run: VerlRun) -> list[Row]:
         ("order of data", f"shuffled, seed {value('data.seed')}" if value("data.shuffle") else "as in the file"),
         *file_rows({key: path for key in _FILES if isinstance(path := value(key), str)}),
         ("devices", f"{devices} on {nodes} node{'s' * (nodes > 1)}"),
-        ("training", f"{engine}, {responses // run.ranks} responses of a step on each rank"),
+        ("training", f"{engine}, {layout.rank_responses} responses of a step on each rank"),
         ("trainer", run.trainer),
-        ("rollout", f"{run.rollout_devices // tensor} engines of tensor parallel size {tensor}"),
-        ("a step", f"{prompts} questions x {group} responses = {responses}"),
+        ("rollout", f"{layout.engines} engines of tensor parallel size {layout.engine_devices}"),
+        ("a step", f"{layout.prompts} questions x {layout.group} responses = {layout.responses}"),
         ("updates a step", updates),
         ("microbatches", f"up to {value(TOKENS)} tokens" if run.dynamic else f"of {microbatch}"),
-        ("tokens", f"{run.longest} a sequence at most; {new_tokens:,} new ones a step"),
+        ("tokens", f"{layout.longest} a sequence at most; {new_tokens:,} new ones a step"),
     ]

@@ -7,8 +7,10 @@ lists those with constants, and the tables here those whose accepted values foll
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from coca_mindspeed.config.layout import Layout
 from coca_mindspeed.config.requirements import Requirement, View, constant_rows, is_number
 from coca_mindspeed.utils.text_formats import read_yaml
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings
@@ -87,54 +89,38 @@ class VerlRun(View):
         first, second = map(self.value, self.sizes_of_a_rank)
         return int(first * second if self.megatron else max(first, second))
 
-    @property
-    def ranks(self) -> int:
-        """Data-parallel ranks."""
-        return self.devices // self.devices_of_a_rank
-
-    @property
-    def whole_ranks(self) -> bool:
-        """Whether data-parallel ranks fill the devices."""
-        return self.devices % self.devices_of_a_rank == 0
+    @cached_property
+    def layout(self) -> Layout:
+        """The sizes; ``separate_async`` makes several updates of ``data.train_batch_size``."""
+        value = self.value
+        return Layout(
+            devices=self.devices,
+            rank_devices=self.devices_of_a_rank,
+            sampling_devices=self.rollout_devices,
+            engine_devices=int(value(f"{ROLLOUT}.tensor_model_parallel_size")),
+            prompts=int(value("data.train_batch_size")),
+            group=int(value(f"{ROLLOUT}.n")),
+            mini_batch=int(value(MINI_BATCH)),
+            passes=int(value(f"{ACTOR}.ppo_epochs")),
+            max_prompt=int(value("data.max_prompt_length")),
+            max_new=int(value("data.max_response_length")),
+        )
 
     @property
     def shares_rows(self) -> bool:
         """Whether ranks get equal shares of a mini-batch of whole groups."""
-        return self.whole_ranks and self.group >= 2 and self.mini_batch * self.group % self.ranks == 0
-
-    @property
-    def step_prompts(self) -> int:
-        """Questions of ``data.train_batch_size``, which holds several updates in ``separate_async``."""
-        return int(self.value("data.train_batch_size"))
-
-    @property
-    def mini_batch(self) -> int:
-        """Questions of a mini-batch."""
-        return int(self.value(MINI_BATCH))
-
-    @property
-    def group(self) -> int:
-        """Responses to a question."""
-        return int(self.value(f"{ROLLOUT}.n"))
-
-    @property
-    def updates(self) -> int:
-        """Updates of the weights in a step."""
-        return self.step_prompts // self.mini_batch * int(self.value(f"{ACTOR}.ppo_epochs"))
+        layout = self.layout
+        return layout.whole_ranks and layout.group >= 2 and layout.mini_batch * layout.group % layout.ranks == 0
 
     def validations(self, steps: int) -> int:
         """Validations of a run: every ``trainer.test_freq`` of its ``steps``, at the end, and before the first."""
         tests = int(self.value("trainer.test_freq"))
         return (-(-steps // tests) if tests > 0 else 0) + bool(self.value("trainer.val_before_train"))
 
-    def rank_rows(self, prompts: int) -> int:
-        """A rank's responses to this many questions."""
-        return prompts * self.group // self.ranks
-
     @property
-    def update_prompts(self) -> int:
-        """Questions whose log-probs verl computes at once."""
-        return self.mini_batch if self.separate else self.step_prompts
+    def update_responses(self) -> int:
+        """A rank's responses whose log-probs verl computes at once."""
+        return self.layout.rank_minibatch if self.separate else self.layout.rank_responses
 
     @property
     def sequence_devices(self) -> int:
@@ -155,11 +141,6 @@ class VerlRun(View):
     @property
     def stages(self) -> int:
         return len(self.settings.method.training_method.stages)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return int(self.value("data.max_prompt_length") + self.value("data.max_response_length"))
 
 
 _SERVERS = ("vllm", "sglang", "trtllm")
@@ -274,8 +255,8 @@ BATCHES: tuple[Requirement[VerlRun], ...] = (
     Requirement(
         "length",
         f"{ROLLOUT}.max_model_len",
-        lambda tokens, run: tokens >= run.longest,
-        lambda run: f"must be {run.longest} or more, the longest prompt and response: verl would cut responses",
+        lambda tokens, run: tokens >= run.layout.longest,
+        lambda run: f"must be {run.layout.longest} or more, the longest prompt and response: verl would cut responses",
         optional=True,
     ),
     Requirement(
@@ -285,20 +266,20 @@ BATCHES: tuple[Requirement[VerlRun], ...] = (
     Requirement(
         "mini-batch",
         MINI_BATCH,
-        lambda size, run: run.step_prompts % size == 0,
-        lambda run: f"must divide data.train_batch_size {run.step_prompts}",
+        lambda size, run: run.layout.prompts % size == 0,
+        lambda run: f"must divide data.train_batch_size {run.layout.prompts}",
     ),
     Requirement(
         "devices",
         _TP,
-        lambda _, run: run.whole_ranks,
+        lambda _, run: run.layout.whole_ranks,
         lambda run: f"TP x PP = {run.devices_of_a_rank} must divide the {run.devices} devices",
         when=lambda run: run.megatron,
     ),
     Requirement(
         "devices",
         _ULYSSES,
-        lambda _, run: run.whole_ranks,
+        lambda _, run: run.layout.whole_ranks,
         lambda run: f"must divide the {run.devices} devices",
         when=lambda run: not run.megatron,
     ),
@@ -325,37 +306,37 @@ BATCHES: tuple[Requirement[VerlRun], ...] = (
     Requirement(
         "mini-batch",
         "data.train_batch_size",
-        lambda prompts, run: prompts == run.value(SYNC_STEP) * run.mini_batch,
-        lambda run: f"must be {SYNC_STEP} = {run.value(SYNC_STEP)} times {MINI_BATCH} = {run.mini_batch}",
+        lambda prompts, run: prompts == run.value(SYNC_STEP) * run.layout.mini_batch,
+        lambda run: f"must be {SYNC_STEP} = {run.value(SYNC_STEP)} times {MINI_BATCH} = {run.layout.mini_batch}",
         when=lambda run: run.separate,
     ),
     Requirement(
         "mini-batch",
         MINI_BATCH,
-        lambda size, run: size * run.group % run.ranks == 0,
-        lambda run: f"of {run.group} responses must divide among {run.ranks} data-parallel ranks",
-        when=lambda run: run.whole_ranks,
+        lambda size, run: size * run.layout.group % run.layout.ranks == 0,
+        lambda run: f"of {run.layout.group} responses must divide among {run.layout.ranks} data-parallel ranks",
+        when=lambda run: run.layout.whole_ranks,
     ),
     Requirement(
         "packing",
         TOKENS,
-        lambda tokens, run: tokens * run.sequence_devices >= run.longest,
-        lambda run: f"times {run.sequence_devices} devices must hold the longest sequence, {run.longest} tokens",
+        lambda tokens, run: tokens * run.sequence_devices >= run.layout.longest,
+        lambda run: f"times {run.sequence_devices} devices must hold the longest sequence, {run.layout.longest} tokens",
         when=lambda run: run.shares_rows and run.dynamic,
     ),
     Requirement(
         "micro-batch",
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-        lambda size, run: size and run.rank_rows(run.mini_batch) % size == 0,
-        lambda run: f"must divide a rank's {run.rank_rows(run.mini_batch)} rows",
+        lambda size, run: size and run.layout.rank_minibatch % size == 0,
+        lambda run: f"must divide a rank's {run.layout.rank_minibatch} rows",
         _DYNAMIC,
         when=lambda run: run.shares_rows and not run.dynamic,
     ),
     Requirement(
         "micro-batch",
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-        lambda size, run: size and run.rank_rows(run.update_prompts) % size == 0,
-        lambda run: f"must divide a rank's {run.rank_rows(run.update_prompts)} rows",
+        lambda size, run: size and run.update_responses % size == 0,
+        lambda run: f"must divide a rank's {run.update_responses} rows",
         _DYNAMIC,
         when=lambda run: run.shares_rows and not run.value(f"{ROLLOUT}.log_prob_use_dynamic_bsz"),
     ),

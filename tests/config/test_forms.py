@@ -9,6 +9,7 @@ from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.compose import compose_run, config_directory, find_verl_run
 from coca_mindspeed.config.plan import form_notes
 from coca_mindspeed.integrations.settings import integration_settings
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.verl import plan as verl_plan
@@ -28,7 +29,7 @@ def test_every_engine_reads_the_form_from_one_file(tmp_path):
     local = compose_run("demo", ["method=coca_stable", "method.max_confidence_tokens=16"]).run
     assert local.method == FORM
     cluster = compose_run("qwen25_7b_910b", ["method=coca_stable", "data.epochs=null"]).run
-    assert method_settings(**mindspeed_values(cluster, 10, StageFiles(tmp_path))["coca"]["method"]) == FORM
+    assert method_settings(**mindspeed_values(ClusterRun(cluster), 10, StageFiles(tmp_path))["coca"]["method"]) == FORM
     assert make_plan(cluster).problems == ()
     file = find_verl_run("coca_qwen25_7b")
     found = verl_plan.verl_configuration(file, ["coca.method=coca_stable"])

@@ -3,8 +3,8 @@
 import pytest
 
 from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
 
 LAYOUTS = {"tp4": (4, 1), "tp2pp2": (2, 2), "tp1pp4": (1, 4)}
 RUNS = [name for name in ready_made_runs() if "_910b" in name]  # the tighter machine
@@ -22,7 +22,7 @@ def test_shipped_layouts_are_listed_here():
 def test_every_model_takes_every_layout_that_divides_it(name, layout):
     run = compose_run(name, [f"parallel={layout}"]).run
     tp, pp = LAYOUTS[layout]
-    resolved = resolve_config(run)
+    resolved = ClusterRun(run).resolved
     assert (resolved.tp, resolved.pp) == (tp, pp)
     assert run.model.megatron_path.endswith(f"-mcore-tp{tp}-pp{pp}")
     refused = {problem.key for problem in make_plan(run).problems}
@@ -34,7 +34,7 @@ def test_the_guides_yaml_chooses_a_layout(guide, tmp_path):
     text = (config_directory().parent / "docs" / guide).read_text(encoding="utf-8")
     file = tmp_path / "my.yaml"
     file.write_text(text.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
-    resolved = resolve_config(compose_run(str(file)).run)
+    resolved = ClusterRun(compose_run(str(file)).run).resolved
     assert (resolved.tp, resolved.pp) == (2, 2)
 
 

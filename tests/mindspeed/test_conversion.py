@@ -9,7 +9,7 @@ import pytest
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import conversion
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from tests.mindspeed.builders import checkpoint, model_config, write
 
 RUN = "qwen25_7b_910b"
@@ -18,7 +18,7 @@ CONFIG = model_config(compose_run(RUN).run)
 
 def arguments_of(direction, *overrides, output=Path("runs/x")):
     run = compose_run(RUN, overrides).run
-    return conversion.converter_arguments(direction, run, resolve_config(run), output)
+    return conversion.converter_arguments(direction, ClusterRun(run), output)
 
 
 def following(arguments, option):
@@ -47,30 +47,30 @@ def test_the_last_stage_there_is_is_converted(tmp_path):
 def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
     model = tmp_path / "model"
     run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
-    facts, output = resolve_config(run), tmp_path / "out"
+    output = tmp_path / "out"
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        conversion.prepare("hf2mcore", run, facts, output)
+        conversion.prepare("hf2mcore", ClusterRun(run), output)
     original(model, "tokenizer.json", "model.safetensors.index.json", "model.safetensors")
-    conversion.prepare("hf2mcore", run, facts, output)
+    conversion.prepare("hf2mcore", ClusterRun(run), output)
     checkpoint(tmp_path / "mcore", 2)
     with pytest.raises(ConfigError, match="TP 4, PP 1, found TP 2, PP 1"):
-        conversion.finish("hf2mcore", run, facts, output)
+        conversion.finish("hf2mcore", ClusterRun(run), output)
     checkpoint(tmp_path / "mcore", 4)
-    assert "TP 4, PP 1" in conversion.finish("hf2mcore", run, facts, output)
+    assert "TP 4, PP 1" in conversion.finish("hf2mcore", ClusterRun(run), output)
     with pytest.raises(ConfigError, match=r"^model\.megatron_path="):
-        conversion.prepare("hf2mcore", run, facts, output)
+        conversion.prepare("hf2mcore", ClusterRun(run), output)
 
     with pytest.raises(ConfigError, match="stage0/checkpoints"):
-        conversion.prepare("mcore2hf", run, facts, output)
+        conversion.prepare("mcore2hf", ClusterRun(run), output)
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")
-    conversion.prepare("mcore2hf", run, facts, output)
+    conversion.prepare("mcore2hf", ClusterRun(run), output)
     converter_runs(output, weights=False)
     with pytest.raises(ConfigError, match=r"/mg2hf: "):
-        conversion.finish("mcore2hf", run, facts, output)
+        conversion.finish("mcore2hf", ClusterRun(run), output)
     assert untouched(model)
-    conversion.prepare("mcore2hf", run, facts, output)  # anew: what is left of the failure is no obstacle
+    conversion.prepare("mcore2hf", ClusterRun(run), output)  # anew: what is left of the failure is no obstacle
     converter_runs(output)
-    conversion.finish("mcore2hf", run, facts, output)
+    conversion.finish("mcore2hf", ClusterRun(run), output)
     assert {path.name for path in (output / "hf").iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert (output / "hf/config.json").read_text() == "new"
     assert not (output / "hf.converting").exists()
@@ -108,12 +108,12 @@ def test_weights_of_another_shape_are_refused_before_the_converter_starts(tmp_pa
     write(model / "tokenizer.json")
     write(model / "config.json", model_config(run, num_hidden_layers=27))
     with pytest.raises(ConfigError) as caught:
-        conversion.prepare(direction, run, resolve_config(run), output)
+        conversion.prepare(direction, ClusterRun(run), output)
     assert [(problem.code, problem.key) for problem in caught.value.problems] == [
         ("model", "config.json: num_hidden_layers")
     ]
     write(model / "config.json", model_config(run))
-    conversion.prepare(direction, run, resolve_config(run), output)
+    conversion.prepare(direction, ClusterRun(run), output)
 
 
 def test_a_conversion_without_torch_is_refused(trained, monkeypatch, capsys):
@@ -140,12 +140,11 @@ def trained(tmp_path, homes):
 def test_a_conversion_that_was_never_moved_is_not_deleted(trained):
     model, output = trained
     run = compose_run(RUN, [f"model.path={model}"]).run
-    facts = resolve_config(run)
-    conversion.prepare("mcore2hf", run, facts, output)
+    conversion.prepare("mcore2hf", ClusterRun(run), output)
     converter_runs(output)
     assert not untouched(model)  # killed before finish
     with pytest.raises(ConfigError, match=r"/mg2hf: .* mcore2hf .*--finish"):
-        conversion.prepare("mcore2hf", run, facts, output)
+        conversion.prepare("mcore2hf", ClusterRun(run), output)
     assert untouched(model)
     assert main_of_conversion(output, f"model.path={model}", "--finish") == 0
     assert (output / "hf" / "model.safetensors").read_text() == "new"

@@ -13,9 +13,9 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed import conversion
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
 from tests.mindspeed.builders import NATIVE, checkpoint, write
 from tests.mindspeed.test_patch_export import CHECKOUTS
@@ -103,20 +103,21 @@ def test_the_file_that_check_writes_is_such_a_file(name, tmp_path):
     """It has the same layout, and starts the same run."""
     overrides = ["model=llama31_8b"] if name == "llama31_8b" else []
     run = compose_run("qwen25_7b_910b" if overrides else name, overrides).run
-    first = mindspeed_values(run, make_plan(run).iterations, StageFiles(tmp_path))
+    first = mindspeed_values(ClusterRun(run), ClusterRun(run).iterations, StageFiles(tmp_path))
     write_run_file(tmp_path / "run.yaml", first, name)
     native = compose_cluster_run(str(tmp_path / "run.yaml")).run
     paths = {"train_data", "eval_data", "tokenizer", "load"}  # they are absolute in the file
-    resolved = [resolve_config(each).model_dump(exclude=paths) for each in (run, native)]
+    resolved = [ClusterRun(each).resolved.model_dump(exclude=paths) for each in (run, native)]
     assert resolved[0] == resolved[1]
     plan = make_plan(native)
     assert plan.problems == ()
-    assert mindspeed_values(native, plan.iterations, StageFiles(tmp_path)) == first
+    assert mindspeed_values(plan.start, plan.iterations, StageFiles(tmp_path)) == first
 
 
 def test_a_run_of_the_file_is_resumed(file, capsys):
     run = compose_cluster_run(str(file)).run
-    write_run_file(write(Path("run/stage0/mindspeed_rl.yaml")), mindspeed_values(run, 500, StageFiles(Path("run"))), "")
+    values = mindspeed_values(ClusterRun(run), 500, StageFiles(Path("run")))
+    write_run_file(write(Path("run/stage0/mindspeed_rl.yaml")), values, "")
     checkpoint(Path("run/stage0/checkpoints"), 4, iteration="100")
     resumed = ["launch", str(file), "--resume", "--dry-run", "--output", "run"]
     assert main(resumed) == 0

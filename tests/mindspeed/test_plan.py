@@ -6,6 +6,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.checks import steps_of_epochs
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.plan import (
     PUBLISHED_RATES,
     Rates,
@@ -18,7 +19,6 @@ from coca_mindspeed.mindspeed.plan import (
     npu_memory,
     read_rates,
 )
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.utils.process import GIB
 
@@ -27,7 +27,7 @@ def changed(resolved, **changes):
     return resolved.model_copy(update=changes)
 
 
-_SEVEN = resolve_config(compose_run("qwen25_7b_910b").run)
+_SEVEN = ClusterRun(compose_run("qwen25_7b_910b").run).resolved
 
 
 #: Parameters as the published checkpoints count them; 7B of TACO is Qwen2.5-7B.
@@ -46,14 +46,14 @@ def test_ready_made_runs_have_the_papers_settings_and_hold(name):
     run = compose_run(name).run
     plan = make_plan(run)
     assert plan.problems == ()
-    resolved = plan.resolved
+    resolved, layout = plan.resolved, plan.resolved.layout
     assert model_parameters(resolved) == PARAMETERS[name.rpartition("_")[0]]
     assert (resolved.prompts, resolved.group, resolved.max_new, resolved.mini_batch) == (128, 16, 4096, 128)
     assert (resolved.top_k, resolved.top_p, resolved.min_p, run.rollout.temperature) == (-1, 1.0, 0.0, 1.0)
     assert resolved.lr == run.optimizer.lr == 1e-6
     assert resolved.kl_coefficient == 0
     assert resolved.npus == (8 if name.endswith("910b") else 16)
-    assert resolved.npus == resolved.dp * resolved.tp * resolved.pp == resolved.rollout_dp * resolved.rollout_tp
+    assert resolved.npus == layout.ranks * resolved.tp * resolved.pp == layout.engines * resolved.rollout_tp
     assert longest_responses(resolved, plan.memory) > 1
     assert (resolved.rollout_tp, resolved.memory_utilization) == (1, 0.8)
     # All prompts are answered in one wave.
@@ -130,7 +130,8 @@ def test_the_rates_of_an_earlier_run(tmp_path, monkeypatch, capsys):
     assert main(check) == 0
     shown = capsys.readouterr().out
     assert "time │ unknown" in " ".join(shown.split())  # whose metrics they are is not known
-    measured = mindspeed_values(compose_run("qwen25_7b_910c", ["hardware.nodes=2"]).run, 2, StageFiles(tmp_path))
+    other = ClusterRun(compose_run("qwen25_7b_910c", ["hardware.nodes=2"]).run)
+    measured = mindspeed_values(other, 2, StageFiles(tmp_path))
     write_run_file(tmp_path / RUN_FILE, measured, "a trial")
     assert main(check) == 0
     assert "640 s an iteration" in capsys.readouterr().out  # 2,048 x 500 tokens by 16 x 100 a second

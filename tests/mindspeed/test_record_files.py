@@ -7,6 +7,7 @@ import socket
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.mindspeed import launch
+from coca_mindspeed.mindspeed import cluster_run, launch
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start import driver, records, verifiers
 from coca_mindspeed.mindspeed.start.process import CocaSettings
@@ -168,7 +170,7 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     files = StageFiles(tmp_path / "run")
 
     def values(**options):
-        return mindspeed_values(run, make_plan(run).iterations, files, **options)
+        return mindspeed_values(ClusterRun(run), make_plan(run).iterations, files, **options)
 
     begun = values()
     assert begun["coca"]["data_sha256"] == {str(path): file_sha256(path) for path in (train, held_out)}
@@ -185,14 +187,22 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     assert values(resume=True)["coca"]["data_sha256"] == {str(held_out): file_sha256(held_out)}
 
 
-@pytest.mark.parametrize("options", [["--dry-run"], []], ids=["dry run", "start"])
-def test_the_starting_process_reads_each_file_once(options, tmp_path, homes, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "stages"),
+    [(["--dry-run"], 0), ([], 1), (["coca.method=caliber"], 2)],
+    ids=["dry run", "start", "start of two stages"],
+)
+def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, homes, monkeypatch):
+    def train(training):
+        trained.append(training)
+        checkpoint(Path(training.config.actor_config.save), 4, iteration="500")
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIP_DOCTOR", "1")
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
     for module, name, stub in (
         (driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0")),
-        (driver, "train", lambda training: trained.append(training)),
+        (driver, "train", train),
         (launch, "ray_head", lambda *_, **__: nullcontext(lambda: None)),
         (launch, "wait_for_cluster", lambda *_: None),
         (launch, "require_free_port", lambda _nodes: None),
@@ -214,6 +224,7 @@ def test_the_starting_process_reads_each_file_once(options, tmp_path, homes, mon
     count(records, "file_sha256", lambda path: path.name)
     count(records, "bounded_prompt_tokens", lambda _tokenizer, rows, *_: len(rows))
     count(verifiers, "build_grader", lambda *_: "all")
+    count(cluster_run, "translate", lambda *_: "run")
     qwen_like().save_pretrained("model")
     write_sums(tmp_path / "train.jsonl", *map(str, range(40)))
     write_sums(tmp_path / "held_out.jsonl", *map(str, range(100, 110)))
@@ -224,9 +235,9 @@ def test_the_starting_process_reads_each_file_once(options, tmp_path, homes, mon
     assert main(["launch", str(file), *changes, *options]) == 0
     files = ["train.jsonl", "held_out.jsonl"]
     expected = dict.fromkeys([(name, file) for name in ("read_records", "file_sha256") for file in files], 1)
-    expected |= {("build_grader", "all"): 1}
-    if not options:
-        assert len(trained) == 1
+    expected |= {("build_grader", "all"): 1, ("translate", "run"): 1}
+    assert len(trained) == stages
+    if stages:
         expected |= {("bounded_prompt_tokens", 40): 1, ("bounded_prompt_tokens", 10): 1}
     assert calls == expected
 

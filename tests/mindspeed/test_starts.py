@@ -8,7 +8,8 @@ holds.
 
 The commands, behind environment variables as in a shell, and the keys of their results:
 
-- ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``; its fields and properties
+- ``layout FIELD=VALUE ...``: the layout's checks of ``ResolvedConfig``; its fields and properties, and those of its
+  ``Layout``
 - ``check [RUN] [OVERRIDE ...]``: the plan, by ``metrics.jsonl`` if it is there, and the run that has begun; A., G., R.
   and T. stand for sections below ``mindspeed_rl``; keys of the written file, ``plan.ROW`` and ``iterations``
 - ``launch [--resume] [--stage N] [OVERRIDE ...]``: values of the last of the stages that are to do, or of stage N, and
@@ -41,11 +42,11 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.keys import put
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.run_file import (
@@ -56,6 +57,7 @@ from coca_mindspeed.mindspeed.start.run_file import (
     stages_to_do,
     write_run_file,
 )
+from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 from coca_mindspeed.utils.text_formats import value_of
 from tests.mindspeed.builders import NATIVE, checkpoint, mindspeed_config, write
 from tests.tables import check_rows, read_table
@@ -103,9 +105,13 @@ def _composed(name: str, *overrides: str):
     return compose_run(name, [_full(override) for override in overrides]).run
 
 
+def _values(start: ClusterRun) -> dict[str, Any]:
+    return mindspeed_values(start, start.iterations or 1, StageFiles(OUTPUT))
+
+
 def _write_run(path: Path, name: str, overrides: list[str]) -> None:
     run = _composed(name, *overrides)
-    write_run_file(write(path), mindspeed_values(run, make_plan(run).iterations, StageFiles(OUTPUT)), name)
+    write_run_file(write(path), _values(make_plan(run).start), name)
 
 
 def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
@@ -165,12 +171,17 @@ def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def _layout(changes: list[str]) -> Mapping[str, Any]:
-    resolved = resolve_config(_composed(RUN))
+    resolved = ClusterRun(_composed(RUN)).resolved
     values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(changes))
     changed = resolved.model_copy(update=values)
     raise_problems(layout_problems(changed))
-    derived = inspect.getmembers(type(changed), lambda member: isinstance(member, property))
-    return changed.model_dump() | {name: value.fget(changed) for name, value in derived if value.fget is not None}
+
+    def derived(each: object) -> list[str]:
+        return [name for name, _ in inspect.getmembers(type(each), lambda member: isinstance(member, property))]
+
+    return changed.model_dump() | {
+        name: getattr(each, name) for each in (changed, changed.layout) for name in derived(each)
+    }
 
 
 def _check(words: list[str]) -> Mapping[str, Any]:
@@ -179,26 +190,29 @@ def _check(words: list[str]) -> Mapping[str, Any]:
     plan = make_plan(run, metrics=METRICS if METRICS.exists() else None)
     raise_problems(plan.problems)
     if plan.iterations is not None:
-        check_begun_run(run, plan.iterations, OUTPUT)
-    written = mindspeed_values(run, plan.iterations or 1, StageFiles(OUTPUT))
-    return {**written, "plan": dict(plan.rows), "iterations": plan.iterations}
+        check_begun_run(plan.start, OUTPUT)
+    check_gold_answers(plan.start, os.environ)
+    return {**_values(plan.start), "plan": dict(plan.rows), "iterations": plan.iterations}
 
 
 def _launch(words: list[str]) -> Mapping[str, Any]:
     resume, one = "--resume" in words, "--stage" in words
     stage = int(words[words.index("--stage") + 1]) if one else 0
     run = _composed(RUN, *(word for word in words if "=" in word))
-    iterations = make_plan(run).iterations
-    stages = [(stage, resume)] if one else stages_to_do(run, iterations, OUTPUT, resume=resume)
-    values = [mindspeed_values(run, iterations, StageFiles(OUTPUT, stage), resume=resumed) for stage, resumed in stages]
+    start = make_plan(run).start
+    stages = [(stage, resume)] if one else stages_to_do(start, OUTPUT, resume=resume)
+    values = [
+        mindspeed_values(start, start.iterations, StageFiles(OUTPUT, stage), resume=resumed)
+        for stage, resumed in stages
+    ]
     return {**(values[-1] if values else {}), "stages": stages}
 
 
 def _drive(changes: list[str]) -> Mapping[str, Any]:
     base = mindspeed_config(megatron_training={"tokenizer_name_or_path": "model", **DATA})
-    config = OmegaConf.merge(base, OmegaConf.from_dotlist(changes))
+    config: Any = OmegaConf.to_container(OmegaConf.merge(base, OmegaConf.from_dotlist(changes)))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        training = driver.prepare(config, os.environ)  # type: ignore[arg-type]
+        training = driver.prepare(config, os.environ)
     process, sections = training.process, OmegaConf.to_container(training.config)
     coca = {**process.coca.model_dump(mode="json"), "rollout_engine": process.coca.rollout_engine}
     return {
@@ -214,7 +228,7 @@ def _native(changes: list[str]) -> Mapping[str, Any]:
     run = compose_cluster_run(str(write("grpo.yaml", NATIVE)), changes).run
     plan = make_plan(run)
     raise_problems(plan.problems)
-    return {**mindspeed_values(run, plan.iterations, StageFiles(OUTPUT)), "plan": dict(plan.rows), "notes": plan.notes}
+    return {**_values(plan.start), "plan": dict(plan.rows), "notes": plan.notes}
 
 
 COMMANDS = {"layout": _layout, "check": _check, "launch": _launch, "native": _native, "driver": _drive}
@@ -273,6 +287,6 @@ def test_starts(command, tmp_path, homes, monkeypatch, capsys):
 def test_a_resume_without_a_run_names_the_runs_nearby(tmp_path, typed):
     checkpoint(tmp_path / "right/stage0/checkpoints", 4, iteration="50")
     with pytest.raises(ConfigError) as caught:
-        stages_to_do(_composed(RUN), 100, tmp_path / typed, resume=True)
+        stages_to_do(ClusterRun(_composed(RUN)), tmp_path / typed, resume=True)
     [problem] = caught.value.problems
     assert str(tmp_path / "right") in problem.fix

@@ -15,7 +15,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from coca_mindspeed.config.checks import same_file
 from coca_mindspeed.errors import (
     ConfigError,
     MissingDependencyError,
@@ -43,7 +42,6 @@ from coca_mindspeed.mindspeed.start.records import (
     weights_digests,
     with_digests,
 )
-from coca_mindspeed.mindspeed.start.verifiers import check_verifier, try_verifiers
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.upstream.launch import WEIGHT_FORMAT
 from coca_mindspeed.upstream.manifest import manifest_of, matching_manifest
@@ -169,25 +167,20 @@ def runtime_environment(
     }
 
 
-def check_inputs(settings: CocaSettings, config: DictConfig, environment: Mapping[str, str]) -> CocaSettings:
-    """Check the method, graders, records and prompts before any NPU is held; return the settings with SHA-256."""
+def check_inputs(settings: CocaSettings, config: DictConfig, name_of: Callable[[str], str] = str) -> CocaSettings:
+    """Check the method and the prompts before any NPU is held; return the settings with SHA-256 of the files.
+
+    ``name_of`` gives the names of our keys in the run's file.
+    """
     from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
     check_custom_method(settings.method)
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
-    files = record_files(data_path, settings.eval_data)
-    without = "remove coca.eval_data"
-    held_out = None if settings.eval_data is None else str(settings.eval_data)
-    raise_problems(list(same_file("actor_config.data_path", data_path, "coca.eval_data", held_out, without)))
+    files = record_files(training.get("data_path"), settings.eval_data)
     settings = with_digests(settings, files)
-    names = list(config.rl_config.verifier_function)
-    check_verifier(names, settings.grader, settings.grading, files, settings.method)
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    try_verifiers(values, files, settings.method, environment, starts=True)
-    if tokenizer is not None:
+    if (tokenizer := training.get("tokenizer_name_or_path")) is not None:
         longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
-        check_prompts_of_files(Path(tokenizer), files, settings, longest)
+        check_prompts_of_files(Path(tokenizer), files, settings, longest, name_of)
     return settings
 
 
@@ -283,14 +276,22 @@ class Training:
     variables: dict[str, tuple[str, str]]
 
 
-def prepare(composed: DictConfig, environment: Mapping[str, str]) -> Training:
-    """Check a composed configuration on this machine, and what it names: checkouts, weights, records, prompts.
+def prepare(
+    values: Mapping[str, Any],
+    environment: Mapping[str, str],
+    *,
+    before: Training | None = None,
+    name_of: Callable[[str], str] = str,
+) -> Training:
+    """Check MindSpeed-RL's sections on this machine, and what they name: checkouts, weights, prompts.
 
-    Prints keys that are ignored, and the variables of Ray's workers.  Raises CocaError if the run cannot work.
+    Of a later stage, ``before`` is the stage before: its method, records and prompts are not checked again.
+    ``name_of`` gives the names of our keys in the run's file.  Prints keys that are ignored, and the variables of Ray's
+    workers.  Raises CocaError if the run cannot work.
     """
     checkouts = find_checkouts(environment)
-    raise_problems(shipped_keys().problems(composed))  # types, before values are compared
-    settings, config = split_config(composed)
+    raise_problems(shipped_keys().problems(values))  # types, before values are compared
+    settings, config = split_config(OmegaConf.create(dict(values)))
     process = process_settings_of(settings, config, checkouts)
     check_cpu_shim(process)
     raise_problems(shipped_keys(process.release).problems(config))
@@ -298,7 +299,11 @@ def prepare(composed: DictConfig, environment: Mapping[str, str]) -> Training:
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_model(config)
     check_weights(config, reference=process.reference)
-    process = process.model_copy(update={"coca": check_inputs(settings, config, environment)})
+    if before is None:
+        settings = check_inputs(settings, config, name_of)
+    else:
+        settings = settings.model_copy(update={"data_sha256": before.process.coca.data_sha256})
+    process = process.model_copy(update={"coca": settings})
     variables = worker_variables(process, config, environment)
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):

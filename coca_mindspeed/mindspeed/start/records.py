@@ -5,7 +5,7 @@ other questions.
 """
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coca_mindspeed.data.prompts import (
-    TEMPLATE_KEYS,
+    TemplateKeys,
     bounded_prompt_tokens,
     check_template,
     no_chat_template,
@@ -157,7 +157,7 @@ def read_record_file(path: Path) -> list[Record]:
 
 
 def load_prompts(
-    path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int
+    path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int, name_of: Callable[[str], str] = str
 ) -> tuple[list[Record], list[NDArray[np.int32]]]:
     """Read all records of a file and encode their prompts; writes the run's variables into the chat template.
 
@@ -167,19 +167,26 @@ def load_prompts(
     records = read_run_records(path, settings.data_sha256)
     if not records:
         raise DataError(f"{path}: no record found")
-    model = f"model.path={tokenizer.name_or_path}"
+    model = name_of("model.path")
     if tokenizer.chat_template is None:
-        raise_problems([no_chat_template("model.path", tokenizer.name_or_path)])
+        raise_problems([no_chat_template(model, tokenizer.name_or_path)])
     day = None if settings.prompt_date is None else date.fromisoformat(settings.prompt_date)
     write_into_template(tokenizer, settings.chat_template_kwargs, day)
     prompt = settings.method.system_prompt
-    check_template(tokenizer, records, prompt, model, TEMPLATE_KEYS, thinking=settings.method.thinking)
+    clock = f"set {name_of('model.prompt_date')}=YYYY-MM-DD"
+    keys = TemplateKeys(name_of("model.chat_template_kwargs"), name_of("method.thinking"), clock)
+    model += f"={tokenizer.name_or_path}"
+    check_template(tokenizer, records, prompt, model, keys, thinking=settings.method.thinking)
     rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length")
     return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
 
 
-def check_prompts_of_files(path: Path, files: Sequence[Path], settings: CocaSettings, max_tokens: int) -> None:
+def check_prompts_of_files(
+    path: Path, files: Sequence[Path], settings: CocaSettings, max_tokens: int, name_of: Callable[[str], str] = str
+) -> None:
     """Check the prompts of record files with the tokenizer in ``path``; files that are not on this machine are skipped.
+
+    ``name_of`` gives the names of our keys in the run's file.
 
     Raises ConfigError if the tokenizer does not load or ends a turn with another token than its end of text, or as
     :func:`load_prompts`.
@@ -189,17 +196,18 @@ def check_prompts_of_files(path: Path, files: Sequence[Path], settings: CocaSett
         return
     from transformers import AutoTokenizer
 
+    model = f"{name_of('model.path')}={path}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare exceptions
-        raise ConfigError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from error
-    _check_end_of_text(tokenizer, path)
+        raise ConfigError(f"{model}: its tokenizer cannot be loaded: {error}") from error
+    _check_end_of_text(tokenizer, model)
     for file in present:
         print(f"coca-mindspeed: checking the prompts of {file}", flush=True)
-        load_prompts(file, tokenizer, settings, max_tokens)
+        load_prompts(file, tokenizer, settings, max_tokens, name_of)
 
 
-def _check_end_of_text(tokenizer: Any, path: Path) -> None:
+def _check_end_of_text(tokenizer: Any, model: str) -> None:
     """Check that a turn of the chat ends with the tokenizer's end of text.
 
     vLLM stops at the model's own end of a turn. MindSpeed-RL cuts a response behind the tokenizer's, which is also its
@@ -211,6 +219,6 @@ def _check_end_of_text(tokenizer: Any, path: Path) -> None:
     marks = {str(token) for token in tokenizer.added_tokens_decoder.values()} - {tokenizer.pad_token}
     if any(mark in template for mark in marks) and end not in template and "eos_token" not in template:
         raise ConfigError(
-            f"model.path={path}: eos_token is {end!r}, expected the token that ends a turn of the chat template; set "
+            f"{model}: eos_token is {end!r}, expected the token that ends a turn of the chat template; set "
             "it in tokenizer_config.json (Llama 3: <|eot_id|>), as newer versions have it"
         )

@@ -3,6 +3,7 @@
 The file is kept beside the checkpoints.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
-from coca_mindspeed.mindspeed.keys import WRITTEN, NativeRun, identity_keys, put, translate
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import VALIDATION, CocaSettings
 from coca_mindspeed.mindspeed.start.records import digests, record_files
@@ -46,14 +48,12 @@ class StageFiles:
         return self.results / "checkpoints"
 
 
-def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
+def stages_to_do(start: ClusterRun, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
-
-    ``iterations`` is the length of a stage; None if it is unknown.
 
     Raises ConfigError if ``output`` holds a run and ``resume`` is not set, or none and ``resume`` is set.
     """
-    files = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
+    files, iterations = [StageFiles(output, stage) for stage in range(start.stages)], start.iterations
     reached = [newest_iteration(stage.checkpoints) for stage in files]
     if not resume and any(iteration is not None for iteration in reached):
         raise ConfigError(f"--output {output}: already holds a run; add --resume to continue it, or choose another")
@@ -66,7 +66,7 @@ def stages_to_do(run: RunConfig, iterations: int | None, output: Path, *, resume
         for stage, iteration in enumerate(reached)
         if iterations is None
         or (iteration or 0) < iterations
-        or (iteration == iterations and not _is_validated(run, files[stage].results / VALIDATION, iteration))
+        or (iteration == iterations and not _is_validated(start.run, files[stage].results / VALIDATION, iteration))
     ]
 
 
@@ -78,14 +78,15 @@ def _is_validated(run: RunConfig, log: Path, iteration: int) -> bool:
 
 
 def mindspeed_values(
-    run: RunConfig, iterations: int | None, files: StageFiles, *, resume: bool = False
+    start: ClusterRun, iterations: int | None, files: StageFiles, *, resume: bool = False
 ) -> dict[str, Any]:
-    """MindSpeed-RL's sections for one stage of a run without problems.
+    """MindSpeed-RL's sections for one stage of a run without problems, which has ``iterations`` of them.
 
     ``resume`` loads the newest checkpoint of the stage with its optimizer, instead of the initial weights.  Raises
     ConfigError for an unknown stage, if a checkpoint to load is missing, the number of iterations is
     unknown, or the run to resume has other settings or data.
     """
+    run = start.run
     try:
         run.method.checked_stage(files.stage)
     except ValueError as error:
@@ -95,15 +96,15 @@ def mindspeed_values(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "
             "data.rows, or data.epochs=null and trainer.steps"
         )
-    values = translate(run)
+    values = deepcopy(start.values)
     for key in _PATHS:
         if isinstance(path := value_of(values, key), str):
             put(values, key, str(Path(path).absolute()))
     for key, (source, value) in WRITTEN.items():
-        theirs = isinstance(run, NativeRun) and source.startswith(("optimizer.", "logging."))
+        theirs = start.native and source.startswith(("optimizer.", "logging."))
         if not theirs and (found := value(run, iterations, files)) is not None:
             put(values, key, found)
-    _fix_reference(values)
+    _fix_reference(values, start)
     put(values, "coca.data_sha256", digests(record_files(*(value_of(values, key) for key in _DATA))))
     actor = values["actor_config"]
     if resume:
@@ -118,12 +119,12 @@ def mindspeed_values(
     return values
 
 
-def check_begun_run(run: RunConfig, iterations: int, output: Path) -> bool:
+def check_begun_run(start: ClusterRun, output: Path) -> bool:
     """Whether ``output`` holds checkpoints of the run; raises ConfigError if they are of a run that cannot go on so."""
-    stages = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
+    stages = [StageFiles(output, stage) for stage in range(start.stages)]
     begun = [stage for stage in stages if newest_iteration(stage.checkpoints) is not None]
     for stage in begun:
-        mindspeed_values(run, iterations, stage, resume=True)
+        mindspeed_values(start, start.iterations, stage, resume=True)
     return bool(begun)
 
 
@@ -155,7 +156,7 @@ def check_resume(written: Path, values: dict[str, Any]) -> None:
         )
 
 
-def _fix_reference(values: dict[str, Any]) -> None:
+def _fix_reference(values: dict[str, Any], start: ClusterRun) -> None:
     """Keep the reference at the initial weights in every stage and after every resume.
 
     MindSpeed-RL's integrated worker otherwise loads its reference from where it loads the actor.
@@ -165,10 +166,9 @@ def _fix_reference(values: dict[str, Any]) -> None:
         return
     key = "rl_config.integrated_mode_config.ref_model_load_path"
     if (reference := value_of(values, key) or value_of(values, "actor_config.load")) is None:
-        raise ConfigError(
-            "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set model.megatron_path, or "
-            f"mindspeed_rl.{key}"
-        )
+        prefix, weights = "" if start.native else "mindspeed_rl.", start.key("model.megatron_path")
+        needs = "the reference needs Megatron weights: set"
+        raise ConfigError(f"{prefix}rl_config.init_kl_coef: {needs} {weights}, or {prefix}{key}")
     put(values, key, reference)
 
 

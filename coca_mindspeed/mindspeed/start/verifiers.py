@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.methods import MethodSettings
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.mindspeed.keys import NativeRun
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.records import read_record_file, record_files
 from coca_mindspeed.mindspeed.start.verifier_scores import MODULE, score_answers
@@ -85,16 +84,16 @@ def try_verifiers(
     raise_problems(list(_problems(names, weights, probe, results, prefix)))
 
 
-def check_gold_answers(run: RunConfig, environment: Mapping[str, str]) -> None:
-    """Check the records of a run's files, their gold answers and the run's verifiers as the driver does.
+def check_gold_answers(start: ClusterRun, environment: Mapping[str, str], *, starts: bool = False) -> None:
+    """Check a run's records, their gold answers and its verifiers.
 
     Raises as :func:`check_verifier` and :func:`try_verifiers`.
     """
-    names = value_of(run.mindspeed_rl, _NAMES) or ()
+    run, names = start.run, value_of(start.values, _NAMES) or ()
     files = record_files(run.data.train, run.data.evaluate)
     check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)
-    prefix = "" if isinstance(run, NativeRun) else "mindspeed_rl."
-    try_verifiers(run.mindspeed_rl, files, run.method, environment, starts=False, prefix=prefix)
+    prefix = "" if start.native else "mindspeed_rl."
+    try_verifiers(start.values, files, run.method, environment, starts=starts, prefix=prefix)
 
 
 def _records(files: Sequence[Path]) -> list[Record]:
@@ -132,7 +131,7 @@ def _problems(
     names: Sequence[str], weights: Sequence[float], probe: Probe, results: Mapping[str, Any], prefix: str
 ) -> Iterator[Problem]:
     where, key = f"{probe.record.name}, gold answer {probe.record.answer!r:.80}", f"{prefix}{_NAMES}"
-    fix = f"set {key}=[{OWN_VERIFIER}], which grades by data.grader"
+    fix = f"set {key}=[{OWN_VERIFIER}], which grades by {'data' if prefix else 'coca'}.grader"
     failures = {name: text for name in ("", *names) if isinstance(text := results.get(name), str)}
     if failures:
         yield from (

@@ -18,10 +18,10 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.keys import translate
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from tests.support.mindspeed_keys import read_upstream_keys
 from tests.upstream_settings import NOT_SET, ours, rows, theirs
@@ -76,7 +76,7 @@ def upstream(monkeypatch: pytest.MonkeyPatch) -> Upstream:
 
 
 def _values(run: RunConfig) -> dict[str, Any]:
-    return mindspeed_values(run, make_plan(run).iterations, StageFiles(Path("runs/x")))
+    return mindspeed_values(ClusterRun(run), make_plan(run).iterations, StageFiles(Path("runs/x")))
 
 
 @pytest.mark.parametrize("name", ON_ASCEND)
@@ -122,7 +122,7 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         sections = {"hardware": {"nodes": nodes}, "rollout": sizes, "trainer": {"minibatches": draw.choice([1, 2, 16])}}
         changed = {name: getattr(base, name).model_copy(update=changes) for name, changes in sections.items()}
         run = base.model_copy(update={"mindspeed_rl": values, **changed})
-        if layout_problems(resolve_config(run)):
+        if layout_problems(ClusterRun(run).resolved):
             refused += 1
             continue
         passed += 1

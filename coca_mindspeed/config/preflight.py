@@ -1,0 +1,51 @@
+"""The check of a start: each engine gives rows and formulas, and one order holds for all engines."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.config.layout import Layout
+from coca_mindspeed.config.plan import Phase, Plan, QuestionCounts, Row, form_notes, question_rows, short_thoughts
+from coca_mindspeed.errors import Problem
+
+
+class Names(NamedTuple):
+    """The words that a run's file has for keys of all engines, for messages.
+
+    Attributes:
+        stable: the override that chooses the form whose confidence keeps learning.
+        max_new: the key of the longest response.
+        train, evaluate: keys of the training and the held-out questions, and their values.
+    """
+
+    stable: str
+    max_new: str
+    train: tuple[str, Any]
+    evaluate: tuple[str, Any]
+
+
+def preflight(
+    title: str,
+    method: MethodSettings,
+    names: Names,
+    layout: Layout,
+    *,
+    problems: Iterable[Problem] = (),
+    memory: Sequence[Phase] = (),
+    too_large: Iterable[Problem] = (),
+    questions: Callable[[], QuestionCounts | None],
+    rows: Iterable[Row],
+    notes: Iterable[str] = (),
+    warnings: Iterable[Problem] = (),
+) -> Plan:
+    """Check a run: requirements and layout, memory, then data; out comes its plan.
+
+    ``problems`` are of section, requirements and layout, ``too_large`` of phases in ``memory`` that do not fit.
+    ``questions`` reads the record files, of a run without problems; None if they are not here.
+    """
+    refused = (*problems, *too_large)
+    counts = None if refused else questions()
+    warned = [*warnings, *short_thoughts(method, names.max_new, layout.max_new)]
+    warned += counts.warnings(*names.train, *names.evaluate) if counts else ()
+    noted = (*form_notes(method, names.stable), *notes)
+    return Plan(title, (*rows, *question_rows(counts)), tuple(memory), noted, refused, tuple(warned))

@@ -1,0 +1,95 @@
+"""A composed run for MindSpeed-RL, from its check to its training: each of its parts is read once."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.plan import QuestionCounts
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError, Problem
+from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, translate
+from coca_mindspeed.mindspeed.layout import layout_problems
+from coca_mindspeed.mindspeed.model_config import Comparison, compare_model
+from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.start.records import read_record_file
+
+
+class Length(NamedTuple):
+    """Iterations of a stage (None: unknown), the questions that they are counted from, and how these are known."""
+
+    iterations: int | None
+    questions: int | None
+    origin: str
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A run, and what follows from it; ConfigError and DataError are raised by the first use of a part."""
+
+    run: RunConfig
+
+    @property
+    def native(self) -> bool:
+        """Whether the run's file is in MindSpeed-RL's layout."""
+        return isinstance(self.run, NativeRun)
+
+    def key(self, name: str) -> str:
+        """The name that the run's file has for a key of ours."""
+        return native_key(name) if self.native else name
+
+    @property
+    def stages(self) -> int:
+        """Stages of the method."""
+        return len(self.run.method.training_method.stages)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """MindSpeed-RL's sections."""
+        return translate(self.run)
+
+    @cached_property
+    def resolved(self) -> ResolvedConfig:
+        return resolve_config(self.run, self.values, self.key)
+
+    @cached_property
+    def layout_problems(self) -> list[Problem]:
+        """Problems under the names of the resolved configuration's fields."""
+        return layout_problems(self.resolved)
+
+    @cached_property
+    def model(self) -> Comparison:
+        """The model's ``config.json`` beside the model that Megatron builds."""
+        return compare_model(self.run.model.path, self.values, {} if self.native else RENAMES)
+
+    @cached_property
+    def length(self) -> Length:
+        questions, origin = training_rows(self.run.data)
+        if self.run.data.epochs is None:
+            return Length(self.run.trainer.steps, questions, origin)
+        if questions is None:
+            return Length(None, questions, origin)
+        try:
+            iterations = steps_of_epochs(self.run.data.epochs, questions, self.run.rollout.prompts)
+        except ConfigError as error:
+            return Length(None, questions, origin, tuple(error.problems))
+        return Length(iterations, questions, origin)
+
+    @property
+    def iterations(self) -> int | None:
+        """Iterations of a stage; None if they are unknown."""
+        return self.length.iterations
+
+    @cached_property
+    def questions(self) -> QuestionCounts | None:
+        """Counts of the record files that are here; None without that of training, or if the length is unknown."""
+        files = [Path(path) if path else None for path in (self.run.data.train, self.run.data.evaluate)]
+        train, evaluate = (
+            [record.question for record in read_record_file(file)] if file is not None and file.is_file() else []
+            for file in files
+        )
+        if not train or self.iterations is None:
+            return None
+        return QuestionCounts.of(train, evaluate, self.iterations * self.stages * self.run.rollout.prompts)
