@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from coca_mindspeed.algorithm.parsing import END_THINK_TAG, SEGMENTS, ResponseFormat
 from coca_mindspeed.cli.local_model import refuse_code
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.cli.trained_prompt import model_directory, trained_prompt_of
@@ -28,11 +29,7 @@ from coca_mindspeed.utils.files import is_hub_id, write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
 
 _CARD = Path(__file__).with_name("model_card.md.j2")
-_EXAMPLES = {
-    "first": ("<confidence> 0.83 </confidence> The answer is 42.", "before"),
-    "last": ("The answer is 42. <confidence> 0.83 </confidence>", "after"),
-    "both": ("<confidence> 0.7 </confidence> The answer is 42. <confidence> 0.83 </confidence>", "before and after"),
-}
+_WHERE = {"first": "before", "last": "after", "both": "before and after"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +117,11 @@ def model_card(
     ``lost_accuracy``: fewer answers are right after the training, beyond chance.
     """
     method = config.method.training_method
-    example, where = _EXAMPLES[method.confidence_position]
+    position, thought = method.confidence_position, f"6 x 7 is 42. {END_THINK_TAG} " if form.thinking else ""
+    confidences = [0.7, 0.83][-len(SEGMENTS[position]) + 1 :]
+    example = ResponseFormat(position, form.decimals or 2, spaced=True).response(
+        f"{thought}The answer is 42.", *confidences
+    )
     path = config.model.path
     on_hub = path is not None and is_hub_id(path)
     base = "the built-in tiny model" if path is None else one_line(path if on_hub else Path(path).name)
@@ -146,11 +147,12 @@ def model_card(
         own_method=is_custom(config.method.name),
         method=method,
         example=example,
-        where=where,
+        where=_WHERE[position],
         form=form,
         prompt_file=PROMPT_FILE,
         category=next((name for name, text in form.instructions.items() if text is not None), None),
         temperature=f"{config.rollout.temperature:g}",
+        max_new_tokens=max(256, config.rollout.max_new_tokens),
         results=results,
         lost=(before, after) if lost_accuracy else None,
         counts=summary.get("questions", {}),  # earlier releases did not count them

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import yaml
 
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli import main
 from coca_mindspeed.cli.export import model_card
 from coca_mindspeed.config.compose import compose_run
@@ -22,13 +22,12 @@ from coca_mindspeed.utils.json_files import read_object, write_json
 def finished(tmp_path):
     """The files of a finished run that an export reads, by a method."""
 
-    def write(method):
+    def write(method, *more):
         run = tmp_path / "run"
         (run / "model").mkdir(parents=True)
         (run / "model" / "config.json").write_text("{}")
-        config = compose_run(
-            "local", [f"method={method}", "model.path=/home/me/base", "data.train=t", "data.evaluate=e"]
-        )
+        settings = [f"method={method}", "model.path=/home/me/base", "data.train=t", "data.evaluate=e", *more]
+        config = compose_run("local", settings)
         (run / "config.yaml").write_text(config.to_yaml())
         scores = {**dict.fromkeys(HEADLINE, 0.25), "auroc": None, "n": 60}
         write_json(run / "summary.json", {"after": scores})
@@ -97,22 +96,36 @@ def test_a_card_names_the_base_model_and_no_folder_of_the_author(finished, tmp_p
     assert "7 of the 40" in card
 
 
-@pytest.mark.parametrize("method", ["coca", "rlcr"])
-def test_the_card_states_metrics_format_and_data(finished, tmp_path, capsys, method):
-    run, output = finished(method), tmp_path / "out"
+@pytest.mark.parametrize(
+    ("method", "more", "stated"),
+    [
+        ("coca", [], "0.83"),
+        ("rlcr", [], "0.83"),
+        ("caliber", ["method.confidence_decimals=2"], "0.7"),
+        ("coca", ["method.thinking=true", "method.confidence_decimals=3"], "0.83"),
+    ],
+)
+def test_the_card_states_metrics_format_and_data(finished, tmp_path, capsys, monkeypatch, method, more, stated):
+    run, output, parsers = finished(method, *more), tmp_path / "out", []
     assert main(["export", str(run), "--output", str(output), "--card"]) == 0
     assert (output / "config.json").read_text() == "{}"
+    trained = compose_run(str(run / "config.yaml")).run.method
     card = (output / "README.md").read_text()
     assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "transformers"
-    assert training_method(method).system_prompt in card
+    assert trained.system_prompt in card
     row = next(line for line in card.splitlines() if line.startswith("| after"))
     assert ("25.0%" in row, "--" in row, "60" in row) == (True, True, True)
     assert all(text in card for text in ("156", "ab12", "cd34"))
     assert "/home/me" not in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
     capsys.readouterr()
-    exec(code[1], {})  # noqa: S102 - written by our own command
-    assert capsys.readouterr().out.split() == ["0.83", "The", "answer", "is", "42."]
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.parse_response", lambda text, **how: parsers.append(ResponseParser(**how)))
+        with pytest.raises(AttributeError):  # of no parsed response
+            exec(code[1], {})  # noqa: S102 - written by our own command
+    assert parsers == [trained.parser(in_training=False)]
+    exec(code[1], {})  # noqa: S102
+    assert capsys.readouterr().out.split() == [stated, "The", "answer", "is", "42."]
 
 
 @pytest.mark.parametrize("missing", ["model/config.json", "summary.json", "coca-mindspeed.json"])

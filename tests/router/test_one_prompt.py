@@ -103,7 +103,7 @@ def opencompass_messages(form):
 @pytest.mark.parametrize("records", RECORDS)
 def test_one_question_has_the_same_tokens_on_eight_ways(records, tmp_path, monkeypatch, prompts):
     row, instruction = {**ROW, **RECORDS[records][0]}, RECORDS[records][1]
-    run, export = trained(tmp_path, monkeypatch, row, row)
+    run, export = trained(tmp_path, monkeypatch, row, row, more=[f"method.thinking={records == 'system'}"])
     found = {}
     found["training"] = next(tokens for size, tokens in prompts if size == 3)[0]
     found["validation"] = next(tokens for size, tokens in prompts if size == 1)[0]
