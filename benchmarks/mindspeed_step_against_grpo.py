@@ -27,7 +27,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.loops_in_turn import WARM_UP_STEPS, Figures, in_turn, medians, options, processor_seconds_a_step, table
-from coca_mindspeed.algorithm.methods import training_method
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.local.tiny_model import EOS
@@ -71,7 +71,7 @@ def write_data(directory: Path, questions: int) -> None:
     """Write questions and answers as MindSpeed-RL's preprocessing does, by its own builder, to ``directory/data``."""
     tokenizer = AutoTokenizer.from_pretrained(directory / "model")
     records = arithmetic_records(questions, "train", seed=0)
-    system_prompt = training_method("coca").system_prompt
+    system_prompt = method_settings("coca").system_prompt
     prompts = list(bounded_prompt_tokens(tokenizer, records, system_prompt, MAX_PROMPT, "MAX_PROMPT"))
     columns = {
         "input_ids": prompts,

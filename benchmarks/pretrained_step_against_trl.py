@@ -84,7 +84,7 @@ def _trl(records: Sequence[Record], config: Any, model: Path, steps: int) -> lis
     from trl import GRPOConfig, GRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    prompts = encode_prompts(tokenizer, records, config.method.training_method.system_prompt)
+    prompts = encode_prompts(tokenizer, records, config.method.system_prompt)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(tokenizer))
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import alternate
-from coca_mindspeed.algorithm.methods import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.inputs import load_data
 from coca_mindspeed.local.load import load_policy
@@ -22,8 +21,7 @@ def warm_policy(directory: Path, prompts: int) -> tuple[Policy, list[list[int]]]
     train, _ = load_data(config.data)
     path = warm_start(config, directory, train, torch.device("cpu"), show_progress=False)
     policy = load_policy(path, config.model, torch.device("cpu"))
-    system = training_method("coca").system_prompt
-    return policy, policy.encode_prompts(train[:prompts], system)
+    return policy, policy.encode_prompts(train[:prompts], config.method.system_prompt)
 
 
 def run(rounds: int) -> dict[str, float]:
