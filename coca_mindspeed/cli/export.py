@@ -26,7 +26,7 @@ from coca_mindspeed.utils.console import markdown_table, one_line
 from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import MARKER, check_output_path, output_directory, read_marker
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
-from coca_mindspeed.utils.json_files import read_json_lines, read_object, write_json
+from coca_mindspeed.utils.json_files import read_json_lines, read_object
 
 _CARD = Path(__file__).with_name("model_card.md.j2")
 _WHERE = {"first": "before", "last": "after", "both": "before and after"}
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         shutil.copytree(model, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("best.json"))
         prompt = trained_prompt_of(model, custom_code=arguments.trust_remote_code)
         if prompt is not None:  # None: an earlier version's run, by a method of its author's own
-            write_json(directory / PROMPT_FILE, prompt.model_dump(mode="json"))
+            prompt.write(directory)
         if arguments.card:
             assert prompt is not None  # the author's own method is trusted for a card
             summary = read_object(source / "summary.json", after=dict)

@@ -11,13 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from coca_mindspeed.algorithm.methods import METHODS
+from coca_mindspeed.algorithm.methods import METHODS, MethodSettings
 from coca_mindspeed.algorithm.parsing import CATEGORY_INSTRUCTIONS
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.config.values import TemplateVariables
 from coca_mindspeed.errors import ConfigError, DataError, did_you_mean, validation_problems
+from coca_mindspeed.utils.custom_code import is_custom
 from coca_mindspeed.utils.directories import run_of_model
-from coca_mindspeed.utils.json_files import read_object
+from coca_mindspeed.utils.json_files import read_object, write_json
 
 ComputeDtype = Literal["float32", "bfloat16"]
 #: The file in the directory of a run, or of an exported model.
@@ -101,6 +102,23 @@ class TrainedPrompt(Section):
     max_confidence_tokens: int = Field(16, ge=1, description="segment length of an invalid confidence")
     max_new_tokens: int = Field(ge=1, description="of a response in training")
     compute_dtype: ComputeDtype | None = Field(None, description="of the training; null: not recorded")
+
+    @classmethod
+    def of_training(
+        cls, form: PromptForm, method: MethodSettings, max_new_tokens: int, compute_dtype: ComputeDtype | None = None
+    ) -> "TrainedPrompt":
+        """The content of the file of a training by ``method``."""
+        return cls(
+            form=form,
+            method=None if is_custom(method.name) else method.name,
+            max_confidence_tokens=method.max_confidence_tokens,
+            max_new_tokens=max_new_tokens,
+            compute_dtype=compute_dtype,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Write the file of a run or of an exported model."""
+        write_json(directory / PROMPT_FILE, self.model_dump(mode="json"))
 
 
 class _EarlierMethod(Section):

@@ -18,7 +18,6 @@ from coca_mindspeed.data.registry import read_own
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.run_directory import RunState
-from coca_mindspeed.utils.custom_code import is_custom
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,9 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
 
 def trained_prompt(config: RunConfig, train: Sequence[Record]) -> TrainedPrompt:
     """Return the form of the prompts of a run that trains on ``train``."""
-    method = config.method
-    return TrainedPrompt(
-        form=form_of(train, method, config.model.chat_template_kwargs),
-        method=None if is_custom(method.name) else method.name,
-        max_confidence_tokens=method.max_confidence_tokens,
-        max_new_tokens=config.rollout.max_new_tokens,
-        compute_dtype=None if config.model.compute_dtype == "auto" else config.model.compute_dtype,
-    )
+    form = form_of(train, config.method, config.model.chat_template_kwargs)
+    dtype = None if config.model.compute_dtype == "auto" else config.model.compute_dtype
+    return TrainedPrompt.of_training(form, config.method, config.rollout.max_new_tokens, dtype)
 
 
 def _arithmetic(config: DataConfig, split: Split) -> list[Record]:

@@ -38,7 +38,6 @@ from coca_mindspeed.utils.directories import (
     write_marker,
 )
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
-from coca_mindspeed.utils.json_files import write_json
 from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
 
 _KIND = "run"
@@ -248,7 +247,7 @@ def write_settings(
             }
             write_marker(path, _KIND, marker)
         write_atomically(state.config_path, to_yaml(config))
-        write_json(path / PROMPT_FILE, prompt.model_dump(mode="json"))
+        prompt.write(path)
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from coca_mindspeed.config.prompt_form import PROMPT_FILE, read_prompt_file
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_file, validation_files, write_predictions
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
@@ -103,7 +104,8 @@ def start(tmp_path, monkeypatch):
     Returns what its iterations asked for; with ``on_event``, which is told of each event, the trainer.
     """
     section = {"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path), "checkpoint_minutes": 30.0}
-    process = SimpleNamespace(coca=CocaSettings.model_validate(section), reference=True)
+    section["method"] = {"thinking": True}
+    process = SimpleNamespace(coca=CocaSettings.model_validate(section), reference=True, max_new_tokens=9)
     asked: list[Any] = []
     nothing = SimpleNamespace(remote=lambda *_, **options: asked.append(options["seen"]) or [])
     ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing))
@@ -175,6 +177,8 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     assert [n for n, path in samples.items() if path.exists()] == list(range(1, continued + 1))
     kept = [step for step in (0, 3, 6) if continued and step <= continued]
     assert [*validation_files(tmp_path / VALIDATIONS)] == kept
+    prompt = read_prompt_file(tmp_path / PROMPT_FILE)
+    assert (prompt.method, prompt.max_new_tokens, prompt.form.thinking) == ("coca", 9, True)
 
 
 def test_each_iteration_is_told_what_earlier_ones_asked(start):
