@@ -158,3 +158,21 @@ def test_iterations_from_the_data(tmp_path):
     with pytest.raises(ConfigError) as caught:
         steps_of_epochs(1.0, 10, 128)
     assert "12.8" in caught.value.problems[0].fix
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "tensor", "warnings"),
+    [(1024, 2, 4, ["short-thoughts"]), (8192, 2, 4, []), (16384, 1, 4, []), (32768, 1, 8, [])],
+)
+def test_the_lengths_of_thoughts_have_packing_sizes_that_fit(tokens, sequences, tensor, warnings):
+    """Packing and vLLM's lengths follow; from 16,384 tokens on, a microbatch of the update holds one sequence."""
+    longest, rl = 2048 + tokens, "mindspeed_rl.rl_config.update_max_packing_token_size"
+    settings = ["method.thinking=true", "model.chat_template_kwargs={}", f"rollout.max_new_tokens={tokens}"]
+    settings += [f"mindspeed_rl.actor_config.tensor_model_parallel_size={tensor}"]
+    settings += [f"{rl}={longest}"] * (sequences == 1)
+    plan = make_plan(compose_run("qwen3_8b_910b", settings).run)
+    resolved = plan.resolved
+    assert (resolved.update_tokens, resolved.logprob_tokens) == (sequences * longest, 2 * longest)
+    assert (resolved.max_model_len, resolved.max_batched_tokens) == (longest, max(8192, longest))
+    assert [warning.code for warning in plan.warnings] == warnings
+    assert plan.problems == ()

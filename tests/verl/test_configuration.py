@@ -171,6 +171,25 @@ def test_the_plan_counts_steps_updates_validations_and_checkpoints(
     assert [warning.code for warning in plan.warnings if not warning.code.startswith("question")] == warned
 
 
+@pytest.mark.parametrize(
+    ("tokens", "changes", "problems", "warned"),
+    [
+        (1024, [], [], True),
+        (8192, [], [], False),
+        (16384, [], [f"{FSDP}.ppo_max_token_len_per_gpu"], False),
+        (32768, [f"{FSDP}.ppo_max_token_len_per_gpu=34816"], [], False),
+        (8192, [f"++{ROLLOUT}.max_model_len=8192"], [f"{ROLLOUT}.max_model_len"], False),
+    ],
+)
+def test_the_lengths_of_thoughts(tokens, changes, problems, warned):
+    file = find_verl_run("coca_qwen3_8b")
+    assert file is not None
+    thinking = ["coca.method.thinking=true", "data.apply_chat_template_kwargs.enable_thinking=true"]
+    plan = make_plan(file, [*thinking, f"data.max_response_length={tokens}", *changes])
+    assert [problem.key for problem in plan.problems] == problems
+    assert ("short-thoughts" in [warning.code for warning in plan.warnings]) == warned
+
+
 @pytest.mark.parametrize("method", ["rlcr", "caliber", None])
 @pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
 def test_a_file_for_another_method_or_without_its_prompt_is_refused_before_the_start(tmp_path, capsys, method, key):
