@@ -22,10 +22,9 @@ import torch
 
 from benchmarks.routing_experiment import summary
 from coca_mindspeed.algorithm.parsing import (
-    ANSWER_FIRST_PROMPT,
     CLOSE_TAG,
-    CONFIDENCE_FIRST_PROMPT,
     OPEN_TAG,
+    SYSTEM_PROMPTS,
     ResponseParser,
 )
 from coca_mindspeed.config.compose import compose_run
@@ -88,7 +87,7 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
 def ask(url: str, engine: ModelServer, question: str) -> Answer:
     """Ask one question by a stream, and wait until the engine has stopped."""
     before, start = engine.generated, time.perf_counter()
-    messages = [{"role": "system", "content": ANSWER_FIRST_PROMPT}] if engine.name == "rlcr" else []
+    messages = [{"role": "system", "content": SYSTEM_PROMPTS["last"]}] if engine.name == "rlcr" else []
     body = {"model": "coca", "messages": [*messages, {"role": "user", "content": question}], "stream": True}
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=120) as response:
         decided = time.perf_counter() - start
@@ -192,7 +191,7 @@ def mean_answer_log_probs(policy: Policy, predictions: Sequence[Prediction]) -> 
     with torch.inference_mode(), policy.autocast():
         for prediction in predictions:
             messages = [
-                {"role": "system", "content": CONFIDENCE_FIRST_PROMPT},
+                {"role": "system", "content": SYSTEM_PROMPTS["first"]},
                 {"role": "user", "content": prediction.question},
             ]
             prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.cli.options import json_object, number, place, within
 from coca_mindspeed.cli.prediction_source import PredictionSource, add_source_options
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     predictions = _read(arguments)
     by_log_prob = arguments.source == "answer_logprob"
     plain = by_log_prob and all(p.confidence is None for p in predictions)
-    identity = _identity(arguments, predictions, "" if plain else CONFIDENCE_FIRST_PROMPT)
+    identity = _identity(arguments, predictions, "" if plain else SYSTEM_PROMPTS["first"])
     # A proxy cannot route by a confidence that is stated after the answer.
     routable, keys = not answers_first(predictions), {}
     if by_log_prob:

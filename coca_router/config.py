@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from yarl import URL
 
 from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, thinking_prompt
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS, thinking_prompt
 from coca_mindspeed.cli.trained_prompt import require_trained_prompt
 from coca_mindspeed.config.prompt_form import prompt_file, read_prompt_file
 from coca_mindspeed.config.schema import Section
@@ -177,8 +177,8 @@ class TierConfig(Section):
     def served_prompt(self) -> ServedPrompt:
         """The form of the prompts that are sent; ConfigError if ``form`` cannot be read, or lacks the category."""
         if self.form is None:
-            default = CONFIDENCE_FIRST_PROMPT if self.states_confidence else None
-            default = thinking_prompt(CONFIDENCE_FIRST_PROMPT) if self.thinking else default
+            default = SYSTEM_PROMPTS["first"] if self.states_confidence else None
+            default = thinking_prompt(SYSTEM_PROMPTS["first"]) if self.thinking else default
             system_prompt = default if self.system_prompt is None else self.system_prompt
             return ServedPrompt.without_instruction(system_prompt, thinking=bool(self.thinking))
         where = f"tiers: {self.name}"

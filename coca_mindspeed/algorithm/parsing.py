@@ -16,37 +16,31 @@ CLOSE_TAG = "</confidence>"
 THINK_TAG = "<think>"
 END_THINK_TAG = "</think>"
 
-# The paper's appendix, "Prompt Format", verbatim.
-CONFIDENCE_FIRST_PROMPT = (
-    "You need to provide the answer as well as its confidence level to follow-up questions. "
-    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
-    "<confidence> </confidence> tags. "
-    "The final format that must be followed is:\n"
-    "<confidence> confidence level here </confidence> answer here"
-)
-# The answer-first baseline (RLCR) is not given a prompt by the paper: the same words, in the other order.
-ANSWER_FIRST_PROMPT = (
-    "You need to provide the answer as well as its confidence level to follow-up questions. "
-    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
-    "<confidence> </confidence> tags. "
-    "The final format that must be followed is:\n"
-    "answer here <confidence> confidence level here </confidence>"
-)
-CONFIDENCE_TWICE_PROMPT = (
+ConfidencePosition = Literal["first", "last", "both"]
+
+_ASKED = "You need to provide the answer as well as its confidence level to follow-up questions. "
+_ASKED_TWICE = (
     "You need to provide the answer to follow-up questions as well as its confidence level, once before the answer "
     "and once after it. "
-    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
-    "<confidence> </confidence> tags. "
-    "The final format that must be followed is:\n"
-    "<confidence> confidence level here </confidence> answer here <confidence> confidence level here </confidence>"
 )
-_ANSWER = "answer here"  # in the format that ends each of these prompts
-_PROMPTS = (CONFIDENCE_FIRST_PROMPT, ANSWER_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT)
+_FORMAT = (
+    "The confidence level is a number between 0 and 1 (inclusive) enclosed within <confidence> </confidence> tags. "
+    "The final format that must be followed is:\n"
+)
+_STATED = "<confidence> confidence level here </confidence>"
+_ANSWER = "answer here"
+#: ``first``: the paper's appendix, "Prompt Format", verbatim.  It gives the answer-first baseline (RLCR) no prompt: the
+#: same words, in the other order.
+SYSTEM_PROMPTS: dict[ConfidencePosition, str] = {
+    "first": f"{_ASKED}{_FORMAT}{_STATED} {_ANSWER}",
+    "last": f"{_ASKED}{_FORMAT}{_ANSWER} {_STATED}",
+    "both": f"{_ASKED_TWICE}{_FORMAT}{_STATED} {_ANSWER} {_STATED}",
+}
 
 
 def thinking_prompt(system_prompt: str) -> str:
     """A system prompt of ours, whose format names the thought too; any other text as it is."""
-    if system_prompt not in _PROMPTS:
+    if system_prompt not in SYSTEM_PROMPTS.values():
         return system_prompt
     head, _, response_format = system_prompt.rpartition("\n")
     thought = f"thoughts here {END_THINK_TAG} {_ANSWER}"
@@ -58,7 +52,6 @@ SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explan
 #: After a question whose record names no instruction.  Code has its benchmark's instruction in its metadata.
 CATEGORY_INSTRUCTIONS = {"math": MATH_INSTRUCTION, "factual": SHORT_ANSWER}
 
-ConfidencePosition = Literal["first", "last", "both"]
 #: Segments of a response, in the order in which they are written; each has an advantage of its own.
 SEGMENTS: dict[ConfidencePosition, tuple[str, ...]] = {
     "first": ("confidence", "answer"),

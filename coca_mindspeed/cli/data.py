@@ -9,12 +9,7 @@ from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from coca_mindspeed.algorithm.parsing import (
-    ANSWER_FIRST_PROMPT,
-    CONFIDENCE_FIRST_PROMPT,
-    CONFIDENCE_TWICE_PROMPT,
-    thinking_prompt,
-)
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS, ConfidencePosition, thinking_prompt
 from coca_mindspeed.cli.options import at_least, columns, number, place, subcommand, within
 from coca_mindspeed.data.export import FRAMEWORKS, export_records
 from coca_mindspeed.data.formats import SUFFIXES, HubDataset, data_files
@@ -42,12 +37,11 @@ from coca_mindspeed.grading.registry import label_checker
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.directories import check_output_path
 
-SYSTEM_PROMPTS = {
-    "confidence-first": CONFIDENCE_FIRST_PROMPT,
-    "answer-first": ANSWER_FIRST_PROMPT,
-    "confidence-twice": CONFIDENCE_TWICE_PROMPT,
+_PROMPTS: dict[str, ConfidencePosition] = {
+    "confidence-first": "first",
+    "answer-first": "last",
+    "confidence-twice": "both",
 }
-
 _DESCRIBED = ("source", "exclude_source", "difficulty", "prompt", "columns", "max_tokens")  # in report.json
 _DESCRIPTION = """\
 Convert published files into records (docs/data.md): train.jsonl (test.jsonl for a benchmark), validation.jsonl,
@@ -74,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prompt(parser: argparse._ActionsContainer, meaning: str) -> None:
-    parser.add_argument("--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help=meaning)
+    parser.add_argument("--prompt", choices=sorted(_PROMPTS), default="confidence-first", help=meaning)
     parser.add_argument("--thinking", action="store_true", help="the prompt of method.thinking=true")
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
-    prompt = SYSTEM_PROMPTS[arguments.prompt]
+    prompt = SYSTEM_PROMPTS[_PROMPTS[arguments.prompt]]
     return thinking_prompt(prompt) if arguments.thinking else prompt
 
 

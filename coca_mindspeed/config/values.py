@@ -178,12 +178,13 @@ def custom_method(name: str) -> TrainingMethod:
     except Exception as error:  # the user's own code
         raise ConfigError(f"{name}: cannot be made without arguments: {type(error).__name__}: {error}") from error
     positions = get_args(ConfidencePosition)
+    has_position = getattr(method, "confidence_position", None) in positions  # on which the system prompt may depend
     stages, label = getattr(method, "stages", None), getattr(method, "name", None)
     named = isinstance(stages, tuple) and stages and all(isinstance(stage, str) for stage in stages)
     for attribute, holds, expected in (
         ("name", isinstance(label, str) and label and label not in METHODS, f"a name other than {', '.join(METHODS)}"),
-        ("system_prompt", isinstance(getattr(method, "system_prompt", None), str), "a text"),
-        ("confidence_position", getattr(method, "confidence_position", None) in positions, " or ".join(positions)),
+        ("confidence_position", has_position, " or ".join(positions)),
+        ("system_prompt", has_position and isinstance(getattr(method, "system_prompt", None), str), "a text"),
         ("stages", named, "names in a tuple"),
         ("advantages", callable(getattr(method, "advantages", None)), "a method"),
     ):

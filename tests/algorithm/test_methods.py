@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.advantages import group_advantages
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.methods import METHODS, method_settings, training_method
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, CONFIDENCE_TWICE_PROMPT
+from coca_mindspeed.algorithm.parsing import parse_response
 
 N = torch.nan
 # Two prompts, G = 4.  Prompt 0: GESR 0.75; its third response is invalid.  Prompt 1: nobody is right, GESR 0.
@@ -79,8 +79,9 @@ def test_a_response_that_takes_no_part_has_no_reward():
 
 
 def test_registry():
-    prompts = {"first": CONFIDENCE_FIRST_PROMPT, "last": ANSWER_FIRST_PROMPT, "both": CONFIDENCE_TWICE_PROMPT}
-    assert all(method.system_prompt == prompts[method.confidence_position] for method in METHODS.values())
+    for method in METHODS.values():
+        response = method.system_prompt.rpartition("\n")[2].replace("confidence level here", "0.5")
+        assert parse_response(response, position=method.confidence_position).answer.strip() == "answer here"
     positions = {name: method.confidence_position for name, method in METHODS.items()}
     assert {name for name in positions if positions[name] == "last"} == {"rlcr", "dcpo", "log_score"}
     assert {name for name in positions if positions[name] == "both"} == {"caliber"}

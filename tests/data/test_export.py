@@ -6,14 +6,14 @@ import pytest
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import method_settings
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT as PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.data.export import FRAMEWORKS, export_records, record_of
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from tests.verl.configurations import record
 
+PROMPT = SYSTEM_PROMPTS["first"]
 RECORDS = [
     record(1),
     record(2, category="code", metadata={"tests": ["assert f(1) == 2\n"], "instruction": "\n\nWrite f."}, answer=""),
@@ -51,7 +51,7 @@ def test_rows_carry_their_records_back(tmp_path, framework, thinking):
         (f"You are a pirate.\n{PROMPT}", f"You are a pirate.\n{PROMPT}"),
         (f"{PROMPT.replace(' ', '  ')} Be brief.", f"{PROMPT.replace(' ', '  ')} Be brief."),
         ("First write <confidence> n </confidence>.", None),
-        (ANSWER_FIRST_PROMPT, None),
+        (SYSTEM_PROMPTS["last"], None),
     ],
 )
 def test_the_methods_prompt_is_part_of_each_system_message(tmp_path, capsys, framework, system, expected):

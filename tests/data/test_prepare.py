@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.prepare import (
     CHECKS,
@@ -224,12 +224,12 @@ def test_difficulty_is_closed_at_both_ends(difficulty, reason):
 def test_length_counts_the_whole_prompt(tmp_path, kind):
     kind().save_pretrained(tmp_path)
     one = record("What is 1 + 2?")
-    messages = prompt_messages(one, CONFIDENCE_FIRST_PROMPT)
+    messages = prompt_messages(one, SYSTEM_PROMPTS["first"])
     rendered = kind().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     length = len(kind().encode(rendered, add_special_tokens=False))
-    assert by_length(tmp_path, CONFIDENCE_FIRST_PROMPT, length)(one) is None
+    assert by_length(tmp_path, SYSTEM_PROMPTS["first"], length)(one) is None
     too_long = f"prompt longer than {length - 1} tokens"
-    assert by_length(tmp_path, CONFIDENCE_FIRST_PROMPT, length - 1)(one) == too_long
+    assert by_length(tmp_path, SYSTEM_PROMPTS["first"], length - 1)(one) == too_long
 
 
 def evaluation_records(texts, dataset="eval"):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.prompts import prompt_messages, render_chat, render_prompts, write_into_template
@@ -51,7 +51,7 @@ def with_template(model, directory, template):
 
 
 def rendered(path, **variables):
-    messages = prompt_messages(RECORD, CONFIDENCE_FIRST_PROMPT)
+    messages = prompt_messages(RECORD, SYSTEM_PROMPTS["first"])
     return render_chat(AutoTokenizer.from_pretrained(path), messages, **variables)
 
 
@@ -122,7 +122,7 @@ def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_
     path = with_template(model, tmp_path / "model", THINKING)
     assert main(arguments(tmp_path, path, "model.chat_template_kwargs={enable_thinking: false}")) == 0
     assert rendered(tmp_path / "run" / "model") == rendered(path, enable_thinking=False) != rendered(path)
-    check_model(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, LengthLimits(400, 8), thinking=True)
+    check_model(path, ModelConfig(), [RECORD], SYSTEM_PROMPTS["first"], LengthLimits(400, 8), thinking=True)
 
 
 def on(day, monkeypatch):
@@ -226,10 +226,10 @@ def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, 
     """Gemma 3's text models have an image token more than rows."""
     path = add_token(set_config(model, tmp_path / "model"), "<image>")
     limits = LengthLimits(400, 8)
-    check_model(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, limits)
+    check_model(path, ModelConfig(), [RECORD], SYSTEM_PROMPTS["first"], limits)
     asked = Record("2", "d", "math", "What is <image>?", "2")
     with pytest.raises(ConfigError, match=r"(?s)'<image>'.*'2' of 'd' .*resize_token_embeddings"):
-        check_model(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
+        check_model(path, ModelConfig(), [RECORD, asked], SYSTEM_PROMPTS["first"], limits)
 
 
 @pytest.mark.parametrize(

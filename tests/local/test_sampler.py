@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
@@ -33,7 +33,7 @@ def policy(request, tmp_path_factory):
 
 
 def prompts_of(policy, records=RECORDS):
-    return policy.encode_prompts(records, CONFIDENCE_FIRST_PROMPT)
+    return policy.encode_prompts(records, SYSTEM_PROMPTS["first"])
 
 
 def sample(policy, prompts, seed=0, **changes):

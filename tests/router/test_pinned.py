@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.json_files import write_json
 from coca_router.calibrate import fit_map
@@ -16,7 +16,7 @@ from tests.router.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, a
 
 
 def calibrated(
-    path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25, power=1,
+    path, *, model="small", prompt=SYSTEM_PROMPTS["first"], temperature=1.0, sampling=None, risk=0.25, power=1,
     source="stated",
 ):  # fmt: skip
     """Write a map of a chance s^power of being right, with a certificate from between 0.2 and 0.9 on."""
@@ -78,7 +78,7 @@ def test_other_parameters_are_refused_and_the_pinned_ones_sent(kind, tmp_path):
     for body in small.requests:
         sent = {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         assert {name: body.get(name) for name in sent} == sent
-        assert body["messages"][0] == {"role": "system", "content": CONFIDENCE_FIRST_PROMPT}
+        assert body["messages"][0] == {"role": "system", "content": SYSTEM_PROMPTS["first"]}
 
 
 def test_a_limit_that_is_pinned_is_sent_and_no_shorter_one_accepted(tmp_path):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.config.prompt_form import PromptForm, TrainedPrompt
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_mindspeed.local.tiny_model import write_tiny_model
@@ -15,11 +15,11 @@ from tests.router.servers_for_tests import ANSWER, QUESTION, SURE, FakeEngine, e
 
 ONE = {"factual": " Briefly."}
 SEVERAL = {"math": " Think.", "factual": " Briefly.", "code": None}
-CONFIDENCE = {"role": "system", "content": CONFIDENCE_FIRST_PROMPT}
+CONFIDENCE = {"role": "system", "content": SYSTEM_PROMPTS["first"]}
 ASKED = QUESTION[0]["content"]
 
 
-def export(directory, instructions, *, method="coca", system_prompt=CONFIDENCE_FIRST_PROMPT, decimals=None):
+def export(directory, instructions, *, method="coca", system_prompt=SYSTEM_PROMPTS["first"], decimals=None):
     """The file of a model's form, as an export has it."""
     directory.mkdir(exist_ok=True)
     form = PromptForm(system_prompt=system_prompt, instructions=instructions, decimals=decimals)
@@ -81,7 +81,7 @@ MESSAGES = [
     ([*SHOT, *QUESTION], [CONFIDENCE, *SHOT, WHOLE[1]]),
     (
         [{"role": "developer", "content": "Be kind."}, *QUESTION],
-        [{"role": "system", "content": f"{CONFIDENCE_FIRST_PROMPT}\n\nBe kind."}, WHOLE[1]],
+        [{"role": "system", "content": f"{SYSTEM_PROMPTS['first']}\n\nBe kind."}, WHOLE[1]],
     ),
 ]
 

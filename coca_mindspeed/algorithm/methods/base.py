@@ -7,7 +7,7 @@ confidences .1 and .9 at a success rate of .5 would differ by 2e-8, which normal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, SEGMENTS, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import SEGMENTS, SYSTEM_PROMPTS, ConfidencePosition
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -94,10 +94,13 @@ class MethodDefaults:
     """Base of the methods; the defaults are one stage, and the confidence before the answer."""
 
     name: str = ""
-    system_prompt: str = CONFIDENCE_FIRST_PROMPT
     confidence_position: ConfidencePosition = "first"
     stages: tuple[str, ...] = ("train",)
     rewards_confidence: bool = True
+
+    @property
+    def system_prompt(self) -> str:
+        return SYSTEM_PROMPTS[self.confidence_position]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ in the warm-up, is our reading.  Reports and metrics take the first confidence f
 from dataclasses import dataclass
 
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_TWICE_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 
 
 @dataclass(frozen=True)
 class Caliber(MethodDefaults):
     name: str = "caliber"
-    system_prompt: str = CONFIDENCE_TWICE_PROMPT
     confidence_position: ConfidencePosition = "both"
     stages: tuple[str, ...] = ("warm-up", "train")
 

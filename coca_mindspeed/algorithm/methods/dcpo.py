@@ -11,13 +11,12 @@ reward stays on its own tokens, as in the paper.  Summaries of the paper give ``
 from dataclasses import dataclass
 
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 
 
 @dataclass(frozen=True)
 class Dcpo(MethodDefaults):
     name: str = "dcpo"
-    system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
     def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:

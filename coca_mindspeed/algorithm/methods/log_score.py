@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import log
 
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes, MethodDefaults, Normalisation, SegmentAdvantages
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 
 _LEAST = 0.001
 
@@ -21,7 +21,6 @@ _LEAST = 0.001
 @dataclass(frozen=True)
 class LogScore(MethodDefaults):
     name: str = "log_score"
-    system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
     def advantages(self, outcomes: GroupOutcomes, normalise: Normalisation, stage: str) -> SegmentAdvantages:

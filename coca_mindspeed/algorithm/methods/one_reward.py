@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from coca_mindspeed.algorithm.methods.base import GroupOutcomes, OneReward, Tensor
-from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Rlcr(OneReward):
     """
 
     name: str = "rlcr"
-    system_prompt: str = ANSWER_FIRST_PROMPT
     confidence_position: ConfidencePosition = "last"
 
     def reward(self, outcomes: GroupOutcomes, stage: str) -> Tensor:

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.methods import METHODS
-from coca_mindspeed.algorithm.parsing import (
-    ANSWER_FIRST_PROMPT,
-    CONFIDENCE_FIRST_PROMPT,
-    CONFIDENCE_TWICE_PROMPT,
-    ConfidencePosition,
-)
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS, ConfidencePosition
 from coca_mindspeed.config.prompt_form import PROMPT_FILE, PromptForm, prompt_file, read_prompt_file
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics import HEADLINE_METRICS
@@ -38,11 +33,6 @@ STOCK: Mapping[str, tuple[str, str]] = {
     "humaneval": ("humaneval.humaneval_openai_sample_evals_gen_dcae0e", "humaneval_datasets"),
     "simpleqa": ("SimpleQA.simpleqa_gen_0283c3", "simpleqa_datasets"),
     "triviaqa": ("triviaqa.triviaqa_gen_0356ec", "triviaqa_datasets"),
-}
-SYSTEM_PROMPTS: Mapping[ConfidencePosition, str] = {
-    "first": CONFIDENCE_FIRST_PROMPT,
-    "last": ANSWER_FIRST_PROMPT,
-    "both": CONFIDENCE_TWICE_PROMPT,
 }
 _CHAT = {
     "round": [{"role": "HUMAN", "api_role": "HUMAN"}, {"role": "BOT", "api_role": "BOT", "generate": True}],

@@ -12,7 +12,7 @@ from benchmark_files import write_benchmarks
 from served_model import ServedModels, save_tiny_tokenizer
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import SYSTEM_PROMPTS
 from coca_mindspeed.evaluation.adapters import read_opencompass
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass import config as configuration
@@ -112,7 +112,7 @@ def test_requests_have_the_papers_settings(run):
         assert body["temperature"] == 1.0
         assert body["max_tokens"] == 4096
         assert [m["role"] for m in body["messages"]] == ["system", "user"]
-        assert body["messages"][0]["content"] == CONFIDENCE_FIRST_PROMPT
+        assert body["messages"][0]["content"] == SYSTEM_PROMPTS["first"]
 
 
 def test_predictions_are_read_back(run):
