@@ -96,7 +96,7 @@ def test_a_signal_while_a_step_is_being_saved_stops_after_the_next_step(tmp_path
     assert saved.step == len(rows(tmp_path / "metrics.jsonl")) == 2
 
 
-@pytest.mark.parametrize("method", ["sequential", "rlcr"])
+@pytest.mark.parametrize("method", ["sequential", pytest.param("rlcr", marks=pytest.mark.nightly)])
 def test_other_methods_train_and_resume_bit_for_bit(tmp_path, method):
     overrides = (f"method={method}", "trainer.steps=3" if method == "sequential" else "trainer.steps=6")
     train(tmp_path / "whole", *overrides)
