@@ -49,6 +49,12 @@ from tests.verl.configurations import VERLS_DEFAULTS, columns, record, verls_def
 VERL = Path(str(verl.__file__)).parent
 
 
+@pytest.fixture(autouse=True)
+def _rollout_engine_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the loops this variable registers the engine ``host``, which is refused without it."""
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "tests.support.verl_host")
+
+
 def composed(directory: Path, name: str, *overrides: str) -> DictConfig:
     """As ``main_ppo --config-dir DIRECTORY --config-name NAME`` composes it."""
     from hydra import compose, initialize_config_dir
