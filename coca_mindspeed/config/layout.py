@@ -5,31 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of a run; what is divided among ranks or engines needs whole ones.
+    """Sizes of a run; what is divided among ranks or engines needs whole ones."""
 
-    Attributes:
-        devices: that train.
-        rank_devices: those of one data-parallel rank.
-        sampling_devices: that sample, be they those that train.
-        engine_devices: those of one rollout engine.
-        prompts: of a step.
-        group: responses to a prompt.
-        mini_batch: prompts of an update.
-        passes: over the responses of a step.
-        max_prompt: tokens of the longest prompt.
-        max_new: tokens of the longest response.
-    """
-
-    devices: int
-    rank_devices: int
-    sampling_devices: int
-    engine_devices: int
-    prompts: int
-    group: int
-    mini_batch: int
-    passes: int
-    max_prompt: int
-    max_new: int
+    devices: int  # that train
+    rank_devices: int  # of a data-parallel rank
+    sampling_devices: int  # that sample, be they those that train
+    engine_devices: int  # of a rollout engine
+    prompts: int  # of a step
+    group: int  # responses to a prompt
+    mini_batch: int  # prompts of an update
+    passes: int  # over the responses of a step
+    max_prompt: int  # tokens of the longest prompt
+    max_new: int  # tokens of the longest response
 
     @property
     def whole_ranks(self) -> bool:

@@ -120,9 +120,11 @@ def _rows(start: ClusterRun, rates: Rates | str) -> Iterator[Row]:
         length = f"{iterations:,} a stage"
         length += f" ({questions:,} questions by {origin})" if questions else ""
     dp, engines, slots = (layout.ranks, layout.engines, _slots(start)) if r.fills_npus else ("?", "?", "?")
-    yield "method", r.method
+    run = start.run
+    yield "method", run.method.name
     yield "learning rate", f"{r.lr:g}"
-    yield from file_rows({start.key(key): path for key, path in r.files.items()})
+    files = {"data.train": run.data.train, "data.evaluate": run.data.evaluate, "model.path": run.model.path}
+    yield from file_rows({**{start.key(key): path for key, path in files.items()}, "weights": r.load})
     yield "NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"
     yield "model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"
     yield "training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"

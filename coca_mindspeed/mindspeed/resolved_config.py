@@ -26,14 +26,10 @@ class ResolvedConfig(Section):
     An alias names the key: ours, or a free key of MindSpeed-RL.
     """
 
-    method: str = Field(alias="method.name")
     lr: float = Field(alias="optimizer.lr")
     save_interval: int = Field(alias="checkpoint.interval")
     save_minutes: float | None = Field(alias="checkpoint.minutes")
     keep_checkpoints: int | None = Field(alias="checkpoint.keep")
-    train_data: str | None = Field(alias="data.train")
-    eval_data: str | None = Field(alias="data.evaluate")
-    tokenizer: str | None = Field(alias="model.path")
     load: str | None = Field(alias="model.megatron_path")
     nodes: int = Field(alias="hardware.nodes")
     npus: int = Field(alias="mindspeed_rl.rl_config.actor_resource.num_npus")
@@ -90,16 +86,6 @@ class ResolvedConfig(Section):
     offload_param: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_param")
     offload_grad: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_grad")
     offload_optimizer: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_optimizer")
-
-    @property
-    def files(self) -> dict[str, str | None]:
-        """Paths that the run reads, by the keys of ours that set them; ``weights`` are Megatron's."""
-        return {
-            "data.train": self.train_data,
-            "data.evaluate": self.eval_data,
-            "model.path": self.tokenizer,
-            "weights": self.load,
-        }
 
     @property
     def kv_groups(self) -> int:

@@ -82,7 +82,7 @@ def estimated(run: VerlRun) -> bool:
 def shards(run: VerlRun) -> int:
     """Devices that share the weights."""
     size = run.value(f"{_ENGINE}.fsdp_size") or -1
-    return run.devices if size < 1 else min(size, run.devices)
+    return run.layout.devices if size < 1 else min(size, run.layout.devices)
 
 
 def weight_bytes(run: VerlRun) -> int:

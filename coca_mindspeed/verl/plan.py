@@ -236,9 +236,8 @@ def _length_rows(run: VerlRun, steps: int | None, held_out: int | None) -> Itera
 
 
 def _rows(run: VerlRun) -> list[Row]:
-    value, devices, nodes = run.value, run.devices, run.value("trainer.nnodes")
+    value, layout, nodes = run.value, run.layout, run.value("trainer.nnodes")
     method = run.settings.method
-    layout = run.layout
     engine = f"FSDP over {layout.ranks} ranks"
     if run.megatron:
         tp, pp = (value(f"{MEGATRON}.{kind}_model_parallel_size") for kind in ("tensor", "pipeline"))
@@ -255,7 +254,7 @@ def _rows(run: VerlRun) -> list[Row]:
         ("temperature", f"{value(f'{ROLLOUT}.temperature'):g}"),
         ("order of data", f"shuffled, seed {value('data.seed')}" if value("data.shuffle") else "as in the file"),
         *file_rows({key: path for key in _FILES if isinstance(path := value(key), str)}),
-        ("devices", f"{devices} on {nodes} node{'s' * (nodes > 1)}"),
+        ("devices", f"{layout.devices} on {nodes} node{'s' * (nodes > 1)}"),
         ("training", f"{engine}, {layout.rank_responses} responses of a step on each rank"),
         ("trainer", run.trainer),
         ("rollout", f"{layout.engines} engines of tensor parallel size {layout.engine_devices}"),

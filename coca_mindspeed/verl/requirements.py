@@ -46,12 +46,6 @@ class VerlRun(View):
         """Whether devices of their own sample."""
         return self.trainer == "separate_async"
 
-    @property
-    def rollout_devices(self) -> int:
-        """Devices that sample and do not train; of the other trainers, those that do both."""
-        each = self.value(f"{ROLLOUT}.n_gpus_per_node") or self.value("trainer.n_gpus_per_node")
-        return int(self.value(f"{ROLLOUT}.nnodes") * each) if self.separate else self.devices
-
     def files(self, key: str) -> list[str]:
         """The files of :data:`TRAIN_FILES` or :data:`VAL_FILES`, one path or a list of them."""
         value = self.value(key)
@@ -72,31 +66,18 @@ class VerlRun(View):
         """Whether verl trains with Megatron-Core instead of FSDP."""
         return bool(self.value(f"{ACTOR}.strategy") == "megatron")
 
-    @property
-    def devices(self) -> int:
-        return int(self.value("trainer.n_gpus_per_node") * self.value("trainer.nnodes"))
-
-    @property
-    def sizes_of_a_rank(self) -> tuple[str, str]:
-        """Keys of the parallel sizes within a data-parallel rank."""
-        if self.megatron:
-            return _TP, _PP
-        return _ULYSSES, _FSDP_ULYSSES
-
-    @property
-    def devices_of_a_rank(self) -> int:
-        """Devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
-        first, second = map(self.value, self.sizes_of_a_rank)
-        return int(first * second if self.megatron else max(first, second))
-
     @cached_property
     def layout(self) -> Layout:
-        """The sizes; ``separate_async`` makes several updates of ``data.train_batch_size``."""
+        """The sizes; ``separate_async`` makes several updates of ``data.train_batch_size``, and has samplers."""
         value = self.value
+        per_node = value("trainer.n_gpus_per_node")
+        devices = int(per_node * value("trainer.nnodes"))
+        samplers = int(value(f"{ROLLOUT}.nnodes") * (value(f"{ROLLOUT}.n_gpus_per_node") or per_node))
+        sequence = max(value(_ULYSSES), value(_FSDP_ULYSSES)) if not self.megatron else 0
         return Layout(
-            devices=self.devices,
-            rank_devices=self.devices_of_a_rank,
-            sampling_devices=self.rollout_devices,
+            devices=devices,
+            rank_devices=int(value(_TP) * value(_PP) if self.megatron else sequence),
+            sampling_devices=samplers if self.separate else devices,
             engine_devices=int(value(f"{ROLLOUT}.tensor_model_parallel_size")),
             prompts=int(value("data.train_batch_size")),
             group=int(value(f"{ROLLOUT}.n")),
@@ -125,7 +106,7 @@ class VerlRun(View):
     @property
     def sequence_devices(self) -> int:
         """Devices that share the tokens of a sequence."""
-        return 1 if self.megatron else self.devices_of_a_rank
+        return 1 if self.megatron else self.layout.rank_devices
 
     @property
     def warm_up_in_steps(self) -> bool:
@@ -234,6 +215,10 @@ def _length(key: str, sets: str) -> Requirement[VerlRun]:
     )
 
 
+def _numbers(*numbers: int) -> str:
+    return " and the ".join(map(str, sorted(set(numbers))))
+
+
 #: Weights, lengths, devices and batch sizes; a row that divides applies only where the rows before it hold.
 BATCHES: tuple[Requirement[VerlRun], ...] = (
     Requirement(
@@ -273,26 +258,26 @@ BATCHES: tuple[Requirement[VerlRun], ...] = (
         "devices",
         _TP,
         lambda _, run: run.layout.whole_ranks,
-        lambda run: f"TP x PP = {run.devices_of_a_rank} must divide the {run.devices} devices",
+        lambda run: f"TP x PP = {run.layout.rank_devices} must divide the {run.layout.devices} devices",
         when=lambda run: run.megatron,
     ),
     Requirement(
         "devices",
         _ULYSSES,
         lambda _, run: run.layout.whole_ranks,
-        lambda run: f"must divide the {run.devices} devices",
+        lambda run: f"must divide the {run.layout.devices} devices",
         when=lambda run: not run.megatron,
     ),
     Requirement(
         "devices",
         f"{ROLLOUT}.tensor_model_parallel_size",
-        lambda size, run: run.devices % size == run.rollout_devices % size == 0,
-        lambda run: f"must divide the {' and the '.join(map(str, sorted({run.devices, run.rollout_devices})))} devices",
+        lambda size, run: run.layout.devices % size == run.layout.sampling_devices % size == 0,
+        lambda run: f"must divide the {_numbers(run.layout.devices, run.layout.sampling_devices)} devices",
     ),
     Requirement(
         "devices",
         f"{ROLLOUT}.nnodes",
-        lambda _, run: run.rollout_devices > 0,
+        lambda _, run: run.layout.sampling_devices > 0,
         "must be 1 or more: devices of their own sample",
         when=lambda run: run.separate,
     ),

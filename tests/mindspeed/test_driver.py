@@ -149,7 +149,7 @@ def test_an_error_without_a_message_is_shown_by_its_source(tmp_path, homes, monk
         except Exception as error:  # noqa: BLE001 - as Ray does
             raise _RayError(f"ray::train()\n{traceback.format_exc()}", error) from None
 
-    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _config: None))
+    task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: None))
     errors = SimpleNamespace(RayError=_RayError, RayTaskError=_RayError)
     ray = SimpleNamespace(get=get, remote=lambda _: task, shutdown=lambda: None, exceptions=errors)
     monkeypatch.setitem(sys.modules, "ray", ray)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -25,10 +26,12 @@ from coca_mindspeed.mindspeed.start import driver, records, verifiers
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.records import (
     check_files_on_nodes,
+    check_prompts_of_files,
     differing_files,
     load_prompts,
     read_run_records,
     record_files,
+    take_prompts,
     weights_digests,
     with_digests,
 )
@@ -238,8 +241,23 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
     expected |= {("build_grader", "all"): 1, ("translate", "run"): 1}
     assert len(trained) == stages
     if stages:
+        assert all(len(training.prompts) == 2 for training in trained)
         expected |= {("bounded_prompt_tokens", 40): 1, ("bounded_prompt_tokens", 10): 1}
     assert calls == expected
+
+
+def test_a_training_uses_the_prompts_that_the_starting_process_has_encoded(tmp_path, monkeypatch):
+    qwen_like().save_pretrained(tmp_path / "model")
+    train = write_sums(tmp_path / "train.jsonl", *map(str, range(700, 740)))
+    settings = with_digests(CocaSettings(), [train])
+    encoded = check_prompts_of_files(tmp_path / "model", [train], settings, 400)
+    first, expected = load_prompts(train, qwen_like(), settings, 400)
+    take_prompts(encoded)
+    monkeypatch.setattr(records, "bounded_prompt_tokens", None)
+    again, prompts = load_prompts(train, qwen_like(), settings, 400)
+    assert again == first
+    assert len(prompts) == len(expected)
+    assert all(map(np.array_equal, prompts, expected))
 
 
 def test_a_validation_reads_its_file_once(tmp_path, monkeypatch):

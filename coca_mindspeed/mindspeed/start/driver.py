@@ -24,8 +24,6 @@ from coca_mindspeed.errors import (
 )
 from coca_mindspeed.mindspeed.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.mindspeed.checks import ignored_keys, split_config
-from coca_mindspeed.mindspeed.keys import actor_values, underscored
-from coca_mindspeed.mindspeed.model_config import compare_model
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import (
     CPU_SHIM,
@@ -36,9 +34,11 @@ from coca_mindspeed.mindspeed.start.process import (
     setup_driver,
 )
 from coca_mindspeed.mindspeed.start.records import (
+    Encoded,
     check_files_on_nodes,
     check_prompts_of_files,
     record_files,
+    take_prompts,
     weights_digests,
     with_digests,
 )
@@ -167,10 +167,13 @@ def runtime_environment(
     }
 
 
-def check_inputs(settings: CocaSettings, config: DictConfig, name_of: Callable[[str], str] = str) -> CocaSettings:
-    """Check the method and the prompts before any NPU is held; return the settings with SHA-256 of the files.
+def check_inputs(
+    settings: CocaSettings, config: DictConfig, name_of: Callable[[str], str] = str
+) -> tuple[CocaSettings, Encoded]:
+    """Check the method and the prompts before any NPU is held.
 
-    ``name_of`` gives the names of our keys in the run's file.
+    Return the settings with SHA-256 of the record files, and their prompts if the tokenizer is here.  ``name_of`` gives
+    the names of our keys in the run's file.
     """
     from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
@@ -178,19 +181,10 @@ def check_inputs(settings: CocaSettings, config: DictConfig, name_of: Callable[[
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     files = record_files(training.get("data_path"), settings.eval_data)
     settings = with_digests(settings, files)
-    if (tokenizer := training.get("tokenizer_name_or_path")) is not None:
-        longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
-        check_prompts_of_files(Path(tokenizer), files, settings, longest, name_of)
-    return settings
-
-
-def check_model(config: DictConfig) -> None:
-    """Check that Megatron builds the model by whose ``config.json`` vLLM samples; raises ConfigError if not."""
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    comparison = compare_model(actor_values(underscored(values)).get("tokenizer_name_or_path"), values)
-    raise_problems(comparison.problems)
-    for note in comparison.notes:
-        print(f"coca-mindspeed: {note}", flush=True)
+    if (tokenizer := training.get("tokenizer_name_or_path")) is None:
+        return settings, {}
+    longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
+    return settings, check_prompts_of_files(Path(tokenizer), files, settings, longest, name_of)
 
 
 def check_weights(config: DictConfig, *, reference: bool) -> None:
@@ -269,11 +263,12 @@ def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_dri
 
 @dataclass(frozen=True)
 class Training:
-    """A training that may start: settings of every Ray process, MindSpeed-RL's configuration, variables of workers."""
+    """A training that may start: settings of all processes, MindSpeed-RL's own, variables of workers, prompts."""
 
     process: ProcessSettings
     config: DictConfig
     variables: dict[str, tuple[str, str]]
+    prompts: Encoded
 
 
 def prepare(
@@ -297,18 +292,17 @@ def prepare(
     raise_problems(shipped_keys(process.release).problems(config))
     for ignored in ignored_keys(MindSpeedView(config)):
         print(f"coca-mindspeed: {ignored}", flush=True)
-    check_model(config)
     check_weights(config, reference=process.reference)
     if before is None:
-        settings = check_inputs(settings, config, name_of)
+        settings, prompts = check_inputs(settings, config, name_of)
     else:
-        settings = settings.model_copy(update={"data_sha256": before.process.coca.data_sha256})
+        prompts, settings = before.prompts, settings.model_copy(update={"data_sha256": before.process.coca.data_sha256})
     process = process.model_copy(update={"coca": settings})
     variables = worker_variables(process, config, environment)
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):
         print(f"  {name}={value}  ({source})", flush=True)
-    return Training(process, config, variables)
+    return Training(process, config, variables, prompts)
 
 
 def train(
@@ -327,12 +321,19 @@ def train(
     process, config = training.process, training.config
     start_ray(process, config, runtime_environment(process, training.variables, worker_setup))
     try:
-        ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
+        run = ray.remote(_run_task).options(num_cpus=1, max_retries=0)
+        ray.get(run.remote(task, config, training.prompts))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
         raise TrainingError(f"training ended: {_cause(error)}{resume_hint(config)}") from error
     finally:
         ray.shutdown()
+
+
+def _run_task(task: Callable[[DictConfig], None], config: DictConfig, prompts: Encoded) -> None:
+    """Run a task in a process that has the prompts of the starting one."""
+    take_prompts(prompts)
+    task(config)
 
 
 def resume_hint(config: DictConfig) -> str:

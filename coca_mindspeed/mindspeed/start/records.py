@@ -28,6 +28,10 @@ from coca_mindspeed.errors import ConfigError, DataError, raise_problems
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.files import file_sha256, fingerprint
 
+#: SHA-256 of record files -> their prompts, token ids int32 one after the other and where each of them ends.
+Encoded = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
+_encoded: Encoded = {}  # those that the starting process has given to this one
+
 
 @dataclass(frozen=True, slots=True)
 class _Version:
@@ -177,14 +181,22 @@ def load_prompts(
     keys = TemplateKeys(name_of("model.chat_template_kwargs"), name_of("method.thinking"), clock)
     model += f"={tokenizer.name_or_path}"
     check_template(tokenizer, records, prompt, model, keys, thinking=settings.method.thinking)
+    if (given := _encoded.get(settings.data_sha256.get(str(path), ""))) is not None:
+        token_ids, ends = given
+        return records, np.split(token_ids, ends[:-1])
     rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length")
     return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
 
 
+def take_prompts(encoded: Encoded) -> None:
+    """Let :func:`load_prompts` of this process use prompts that the starting process has encoded."""
+    _encoded.update(encoded)
+
+
 def check_prompts_of_files(
     path: Path, files: Sequence[Path], settings: CocaSettings, max_tokens: int, name_of: Callable[[str], str] = str
-) -> None:
-    """Check the prompts of record files with the tokenizer in ``path``; files that are not on this machine are skipped.
+) -> Encoded:
+    """Encode the prompts of the record files that are on this machine with the tokenizer in ``path``.
 
     ``name_of`` gives the names of our keys in the run's file.
 
@@ -193,7 +205,7 @@ def check_prompts_of_files(
     """
     present = [file for file in files if file.is_file()]
     if not present or not (path / "tokenizer.json").is_file():
-        return
+        return {}
     from transformers import AutoTokenizer
 
     model = f"{name_of('model.path')}={path}"
@@ -202,9 +214,12 @@ def check_prompts_of_files(
     except Exception as error:  # the tokenizers library raises bare exceptions
         raise ConfigError(f"{model}: its tokenizer cannot be loaded: {error}") from error
     _check_end_of_text(tokenizer, model)
+    encoded: Encoded = {}
     for file in present:
         print(f"coca-mindspeed: checking the prompts of {file}", flush=True)
-        load_prompts(file, tokenizer, settings, max_tokens, name_of)
+        _, rows = load_prompts(file, tokenizer, settings, max_tokens, name_of)
+        encoded[settings.data_sha256[str(file)]] = np.concatenate(rows), np.cumsum([len(row) for row in rows])
+    return encoded
 
 
 def _check_end_of_text(tokenizer: Any, model: str) -> None:
