@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from coca_mindspeed.config.checks import steps_of_epochs, training_rows
 from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, translate
 from coca_mindspeed.mindspeed.layout import layout_problems
@@ -83,13 +84,16 @@ class ClusterRun:
         return self.length.iterations
 
     @cached_property
-    def questions(self) -> QuestionCounts | None:
-        """Counts of the record files that are here; None without that of training, or if the length is unknown."""
+    def records(self) -> tuple[list[Record], list[Record]]:
+        """Records of training and those held out, of the files that are here."""
         files = [Path(path) if path else None for path in (self.run.data.train, self.run.data.evaluate)]
-        train, evaluate = (
-            [record.question for record in read_record_file(file)] if file is not None and file.is_file() else []
-            for file in files
-        )
+        train, evaluate = (read_record_file(file) if file is not None and file.is_file() else [] for file in files)
+        return train, evaluate
+
+    @property
+    def questions(self) -> QuestionCounts | None:
+        """Counts of the records; None without those of training, or if the length is unknown."""
+        train, evaluate = ([record.question for record in records] for records in self.records)
         if not train or self.iterations is None:
             return None
         return QuestionCounts.of(train, evaluate, self.iterations * self.stages * self.run.rollout.prompts)

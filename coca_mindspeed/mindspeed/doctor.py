@@ -165,13 +165,11 @@ def _run(machine: Machine, start: ClusterRun, output: Path, plan: ClusterPlan | 
     if plan is not None:
         yield from _files(machine, plan, output)
         yield from _memory(machine, start, host_gib(plan.resolved)) if plan.memory else ()
-    # Every node grades its share; the driver checks the gold answers.
+    # Every node grades its share; the launch checks the gold answers.
     names, problem = (run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or (), ""
     by_record = run.data.grader == "auto" and not launched  # each record names a grader
-    named = (run.data.train, run.data.evaluate) if by_record else ()
     try:
-        files = [Path(path) for path in named if path]
-        check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)
+        check_verifier(start, [record for records in start.records for record in records] if by_record else [])
     except (CocaError, ImportError) as error:
         problem = str(error)
     shown = f"{', '.join(names)} ({run.data.grader})"

@@ -3,7 +3,7 @@
 import pytest
 
 from coca_mindspeed.algorithm.methods import method_settings
-from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.verifiers import try_verifiers
@@ -44,12 +44,12 @@ ACCEPTED, NOT_TRIED, FUNCTION, WEIGHT = "accepted", "not tried", "verifier_funct
         (["gone"], {}, "math", FUNCTION),
     ],
 )
-def test_verifiers(homes, tmp_path, monkeypatch, capsys, names, changes, category, result):
+def test_verifiers(homes, monkeypatch, capsys, names, changes, category, result):
     monkeypatch.delenv(CPU_SHIM, raising=False)
     write(homes["MINDSPEED_RL_HOME"] / "mindspeed_rl/models/rule_verifier.py", VERIFIERS)
-    write_records(tmp_path / "train.jsonl", [Record(text, "d", category, "?", text) for text in ("391", "17")])
+    records = [Record(text, "d", category, "?", text) for text in ("391", "17")]
     values = {"rl_config": {"verifier_function": names, **changes}}
-    given = [tmp_path / "train.jsonl"], method_settings(), {name: str(path) for name, path in homes.items()}
+    given = records, method_settings(), {name: str(path) for name, path in homes.items()}
     if result in (ACCEPTED, NOT_TRIED):
         try_verifiers(values, *given, starts=True)
         assert (names[0] in capsys.readouterr().err) == (result == NOT_TRIED)
@@ -62,12 +62,12 @@ def test_verifiers(homes, tmp_path, monkeypatch, capsys, names, changes, categor
 
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize(("module", "refused"), [(None, False), ("import no_such_package\n", True)])
-def test_where_upstream_cannot_be_imported_only_a_start_is_refused(homes, tmp_path, capsys, starts, module, refused):
+def test_where_upstream_cannot_be_imported_only_a_start_is_refused(homes, capsys, starts, module, refused):
     if module is not None:
         write(homes["MINDSPEED_RL_HOME"] / "mindspeed_rl/models/rule_verifier.py", module)
-    write_records(tmp_path / "train.jsonl", [Record("1", "d", "math", "?", "391")])
     environment = {name: str(path) for name, path in homes.items()}
-    given = {"rl_config": {"verifier_function": ["acc"]}}, [tmp_path / "train.jsonl"], method_settings(), environment
+    records = [Record("1", "d", "math", "?", "391")]
+    given = {"rl_config": {"verifier_function": ["acc"]}}, records, method_settings(), environment
     if starts and refused:
         with pytest.raises(ConfigError):
             try_verifiers(*given, starts=True)

@@ -19,7 +19,6 @@ from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
-from coca_mindspeed.mindspeed.start.records import read_record_file, record_files
 from coca_mindspeed.mindspeed.start.verifier_scores import MODULE, score_answers
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.probe import Probe, check_custom_grader, make_probe
@@ -31,26 +30,24 @@ _HOMES = ("MEGATRON_HOME", "MINDSPEED_HOME", "MINDSPEED_LLM_HOME", "MINDSPEED_RL
 _SECONDS = 600.0
 
 
-def check_verifier(
-    names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path], method: MethodSettings
-) -> None:
-    """Build this project's grader if ``rl_config.verifier_function`` names it, check every gold answer, and close it.
+def check_verifier(start: ClusterRun, records: Sequence[Record]) -> None:
+    """Build this project's grader if ``rl_config.verifier_function`` names it, check gold answers, and close it.
 
-    A custom grader is tried with a right and a wrong answer.  Missing files are skipped.  Raises GradingError or
-    MissingDependencyError if a grader cannot be built here, DataError if a record lacks what its grader needs.
+    A custom grader is tried with a right and a wrong answer.  Raises GradingError or MissingDependencyError if a grader
+    cannot be built here, DataError if a record lacks what its grader needs.
     """
-    if OWN_VERIFIER not in names:
+    data = start.run.data
+    if OWN_VERIFIER not in (value_of(start.values, _NAMES) or ()):
         return
-    records = _records(files)
-    with closing(build_grader(grader, options)) as built:
+    with closing(build_grader(data.grader, data.grader_options)) as built:
         built.check(records)
         if records:
-            check_custom_grader(built, grader, records, method)
+            check_custom_grader(built, data.grader, records, start.run.method)
 
 
 def try_verifiers(
     values: Mapping[str, Any],
-    files: Sequence[Path],
+    records: Sequence[Record],
     method: MethodSettings,
     environment: Mapping[str, str],
     *,
@@ -68,7 +65,7 @@ def try_verifiers(
     if not names or OWN_VERIFIER in names:
         return
     home = Path(environment.get("MINDSPEED_RL_HOME") or "/nonexistent")
-    probe = make_probe(_records(files), method)
+    probe = make_probe(records, method)
     untried = f"coca-mindspeed: {prefix}{_NAMES}={names} was not tried with an answer"
     if probe is None:
         print_text(f"{untried}: no record of the run that is here has text for an answer", sys.stderr)
@@ -89,15 +86,10 @@ def check_gold_answers(start: ClusterRun, environment: Mapping[str, str], *, sta
 
     Raises as :func:`check_verifier` and :func:`try_verifiers`.
     """
-    run, names = start.run, value_of(start.values, _NAMES) or ()
-    files = record_files(run.data.train, run.data.evaluate)
-    check_verifier(names, run.data.grader, run.data.grader_options, files, run.method)
-    prefix = "" if start.native else "mindspeed_rl."
-    try_verifiers(start.values, files, run.method, environment, starts=starts, prefix=prefix)
-
-
-def _records(files: Sequence[Path]) -> list[Record]:
-    return [record for file in files if file.is_file() for record in read_record_file(file)]
+    train, evaluate = start.records
+    records, prefix = [*train, *evaluate], "" if start.native else "mindspeed_rl."
+    check_verifier(start, records)
+    try_verifiers(start.values, records, start.run.method, environment, starts=starts, prefix=prefix)
 
 
 def _ask(names: Sequence[str], probe: Probe, environment: Mapping[str, str]) -> dict[str, Any]:
