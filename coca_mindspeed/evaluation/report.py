@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from jinja2 import Template
 from markdown_it import MarkdownIt
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
@@ -203,32 +204,7 @@ def shown_value(name: str, value: float | None) -> str:
     return f"{value:,}" if name == "n" else show(name, value)
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-  :root {{ color-scheme: light; }}
-  body {{ font: 15px/1.5 system-ui, sans-serif; color: #111; margin: 0 auto; max-width: 1400px; padding: 1.5rem; }}
-  h1 {{ font-size: 1.6rem; margin: 0; }}
-  h2 {{ font-size: 1.2rem; margin: 2.2rem 0 .4rem; border-bottom: 2px solid #111; }}
-  h3 {{ font-size: 1rem; margin: 1.4rem 0 .3rem; }}
-  nav a {{ margin-right: 1rem; color: #0b5394; }}
-  table {{ display: block; overflow-x: auto; border-collapse: collapse; font-size: .86rem; }}
-  th, td {{ padding: .2rem .6rem; border-bottom: 1px solid #ccc; font-variant-numeric: tabular-nums; }}
-  th {{ border-bottom: 2px solid #111; }}
-  img {{ max-width: 100%; height: auto; }}
-  pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; border: 1px solid #ddd; padding: .5rem; }}
-</style>
-</head>
-<body>
-<nav>{links}</nav>
-{body}</body>
-</html>
-"""
+_PAGE = Path(__file__).with_name("report_page.html.j2")
 
 
 def write_page(path: Path, text: str, pictures: Mapping[str, bytes]) -> tuple[Path, Path]:
@@ -261,7 +237,9 @@ def _html(text: str, pictures: Mapping[str, bytes]) -> str:
         png = base64.b64encode(pictures.get(unquote(str(picture.attrGet("src"))), b"")).decode("ascii")
         picture.attrSet("src", f"data:image/png;base64,{png}")
     title = html.escape("".join(part.content for part in tokens[1].children or ()))
-    return _PAGE.format(title=title, links="".join(links), body=parser.renderer.render(tokens, parser.options, {}))
+    body = parser.renderer.render(tokens, parser.options, {})
+    page = Template(_PAGE.read_text(encoding="utf-8"), keep_trailing_newline=True)
+    return str(page.render(title=title, links="".join(links), body=body))
 
 
 _MARKUP = re.compile(r"[\\`*<&~\[\]]|(?<!\w)_+|_+(?!\w)")
