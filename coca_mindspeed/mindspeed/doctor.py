@@ -136,7 +136,8 @@ def _hardware(machine: Machine, start: ClusterRun | None) -> Iterator[Finding]:
     yield item("jemalloc", "jemalloc", jemalloc, jemalloc and Path(jemalloc).is_file(), "preloaded", fix)
     yield open_files(machine)
     yield from network(machine, several=nodes > 1)
-    yield npus(machine, None if start is None else per_node)
+    setting = f"{start.key('hardware.npus_per_node')}=" if start is not None and start.native else "hardware="
+    yield npus(machine, None if start is None else per_node, setting)
     yield npus_in_use(machine)
     if start is not None:
         # Ray gives every NPU its CPUs on the same node, and waits forever if there are too few.  The others may all be
