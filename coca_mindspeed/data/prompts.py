@@ -338,13 +338,14 @@ def check_end(end: str, where: str, keys: TemplateKeys, thinking: bool) -> None:
 
 _WITHOUT_THINKING = {"enable_thinking": False, "thinking": False}  # variables of published templates
 _CHANNEL = "<|channel|>"  # gpt-oss writes thought and answer behind it, whatever the template's variables
+_THOUGHT_CHANNEL = "<|channel>"  # Gemma 4 writes thoughts behind it, where it thinks
 
 
 def check_marks(tokenizer: Any, where: str, thinking: bool) -> None:
     """Raise ConfigError if a special token, which has no text, separates the thought from the answer."""
     templates = tokenizer.chat_template
     source = "\n".join(templates.values()) if isinstance(templates, dict) else str(templates)
-    marks = {_CHANNEL} if _CHANNEL in source else set()
+    marks = {mark for mark in (_CHANNEL, _THOUGHT_CHANNEL)[: 1 + thinking] if mark in source}
     if thinking:
         marks |= {THINK_TAG, END_THINK_TAG, *(tag[0] for tag in _THOUGHT_TAG.finditer(source))}
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

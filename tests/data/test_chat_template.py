@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import datetime
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -160,6 +162,12 @@ SMALL_QWEN35 = (
 DEEPSEEK31 = LOOP + "<|Assistant|>{%- if thinking is defined and thinking %}<think>{%- else %}</think>{%- endif %}"
 GPT_OSS = LOOP + "{#- <|channel|>analysis<|message|> -#}<|start|>assistant"
 MAGISTRAL = "{#- [THINK] -#}" + LOOP
+GEMMA4 = LOOP + "{#- <|channel>thought -#}<|turn>model\n"
+NEMOTRON3 = LOOP + (
+    "{%- set enable_thinking = enable_thinking if enable_thinking is defined else True %}<|im_start|>assistant\n<think>"
+    "{%- if enable_thinking %}{{- '\n' }}{%- else %}{{- '</think>' }}{%- endif %}"
+)
+SPECIAL = ["<|channel|>", "<|channel>", "[THINK]"]
 
 
 @pytest.mark.parametrize(
@@ -181,15 +189,57 @@ MAGISTRAL = "{#- [THINK] -#}" + LOOP
         (LOOP + "<seed:think>", {}, False, False),
         (GPT_OSS, {}, False, False),
         (MAGISTRAL, {}, True, False),
+        (GEMMA4, {}, True, False),
+        (NEMOTRON3, {}, False, True),
+        (NEMOTRON3, {"enable_thinking": False}, True, False),
     ],
 )
 def test_the_end_of_a_prompt_fits_the_methods_thinking(template, variables, without, with_thinking):
+    check_ends(template, variables, without, with_thinking)
+
+
+def check_ends(template, variables, without, with_thinking):
+    """Check which of ``method.thinking`` accepts a template."""
     made = tokenizer(template)
-    made.add_special_tokens({"additional_special_tokens": ["<|channel|>", "[THINK]"]})
-    write_into_template(made, variables)
+    made.add_special_tokens({"additional_special_tokens": SPECIAL})
+    write_into_template(made, variables, DAY)
     for thinking, accepted in ((False, without), (True, with_thinking), (None, True)):
         with contextlib.nullcontext() if accepted else pytest.raises(ConfigError, match=r"model\.path=DIR"):
             check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS, thinking=thinking)
+
+
+_OFF = {"enable_thinking": False}
+#: Checkout and template -> variables, and whether training without and with thinking accept it.
+PUBLISHED = [
+    ("TRL_HOME", "qwen3", {}, False, True),
+    ("TRL_HOME", "qwen3", _OFF, True, False),
+    ("TRL_HOME", "qwen3_instruct_2507", {}, True, True),
+    ("TRL_HOME", "qwen3_5_think", {}, False, True),
+    ("TRL_HOME", "qwen3_5_think", _OFF, True, False),
+    ("TRL_HOME", "qwen3_5_nothink", {}, True, False),
+    ("TRL_HOME", "qwen3_5_nothink", {"enable_thinking": True}, False, True),
+    ("TRL_HOME", "qwen3_6", {}, False, True),
+    ("TRL_HOME", "glm4moe", {}, False, True),
+    ("TRL_HOME", "glm4moe", _OFF, True, False),
+    ("TRL_HOME", "nemotron_3_nano", {}, False, True),
+    ("TRL_HOME", "nemotron_3_nano", _OFF, True, False),
+    ("TRL_HOME", "deepseekv3", {}, False, True),
+    ("TRL_HOME", "gptoss", {}, False, False),
+    ("TRL_HOME", "diffusion_gemma", {}, True, False),
+    ("LLAMA_CPP_HOME", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", {}, False, True),
+    ("LLAMA_CPP_HOME", "deepseek-ai-DeepSeek-V3.1", {}, True, False),
+    ("LLAMA_CPP_HOME", "deepseek-ai-DeepSeek-V3.1", {"thinking": True}, False, True),
+]
+_FOLDERS = {"TRL_HOME": "trl/chat_templates", "LLAMA_CPP_HOME": "models/templates"}
+
+
+@pytest.mark.published
+@pytest.mark.parametrize(("variable", "name", "variables", "without", "with_thinking"), PUBLISHED)
+def test_published_templates(variable, name, variables, without, with_thinking):
+    if variable not in os.environ:
+        pytest.skip(f"needs a checkout: {variable} not set (docs/installation.md)")
+    file = Path(os.environ[variable]) / _FOLDERS[variable] / f"{name}.jinja"
+    check_ends(file.read_text(encoding="utf-8"), variables, without, with_thinking)
 
 
 @pytest.mark.parametrize("special", [False, True])
