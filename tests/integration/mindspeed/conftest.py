@@ -19,9 +19,18 @@ def _one_thread():
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
     """A folder with a warmed-up model and questions; to be copied for every run."""
-    directory = tmp_path_factory.mktemp("warm")
+    return _warmed_up(tmp_path_factory.mktemp("warm"))
+
+
+@pytest.fixture(scope="session")
+def warm_thinking(tmp_path_factory):
+    """The same, of a model that thinks before it answers."""
+    return _warmed_up(tmp_path_factory.mktemp("warm_thinking"), thinking=True)
+
+
+def _warmed_up(directory, **how):
     (directory / "model").mkdir()
-    tiny.write_model(directory / "model", warm_up_steps=300)
+    tiny.write_model(directory / "model", warm_up_steps=300, **how)
     tiny.write_questions(directory)
     return directory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.mindspeed.stages import trainer
+from coca_mindspeed.mindspeed.stages import advantage_task
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from tests.support import mindspeed_host
 from tests.support.mindspeed_host import vllm_cpu  # noqa: F401  the driver asks for it
@@ -20,8 +20,11 @@ _NUMBER = itertools.count()
 def install(rollout="transformers", release="2.3.0"):
     """Install the shim, and wrap the advantage task's reading and writing."""
     mindspeed_host.install(rollout, release)
-    if not hasattr(trainer.batches, "__wrapped__"):
-        trainer.batches, trainer.put = _keeping_batches(trainer.batches), _keeping_put(trainer.put)
+    if not hasattr(advantage_task.batches, "__wrapped__"):
+        advantage_task.batches, advantage_task.put = (
+            _keeping_batches(advantage_task.batches),
+            _keeping_put(advantage_task.put),
+        )
 
 
 def _save(name, values):

@@ -43,6 +43,7 @@ MASTER = "MINDSPEED_RL_MASTER_HOME"
 LEARNING_ITERATIONS = 100
 
 
+THINKING = "thinking"
 UPSTREAM_VERIFIER = "a verifier of MindSpeed-RL"  # right is what stands in a box; the tiny model cannot draw one
 # What differs from tiny.configuration, section by section.
 SEPARATE = {
@@ -75,11 +76,15 @@ LAYOUTS = {
         },
     },
     "separate workers": SEPARATE,
+    THINKING: {
+        "coca": {"method": {**tiny.METHOD, "thinking": True}},
+        "generate_config": {"sampling_config": {**tiny.SAMPLING, "max_tokens": 36}},
+    },
     UPSTREAM_VERIFIER: {"rl_config": {"verifier_function": ["acc"]}},
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != THINKING])
 def test_the_loop_runs_at(layout, warm, tmp_path, ray_directory):
     rows = run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
     assert "reference" not in "".join(key for row in rows for key in row)
@@ -105,9 +110,10 @@ def test_a_method_with_a_confidence_after_the_answer(method, stage, tmp_path, ra
         assert row[f"{after}/entropy"] > 0
 
 
-@pytest.mark.parametrize("layout", ["TP1", "DP2"])
-def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, ray_directory):
+@pytest.mark.parametrize("layout", ["TP1", "DP2", THINKING])
+def test_the_entropy_bonus_is_that_of_the_local_credit(layout, request, tmp_path, ray_directory):
     """The advantages in the dock, from the sampled tokens and the rollout's log-probs, read and credited anew."""
+    warm = request.getfixturevalue("warm_thinking" if layout == THINKING else "warm")
     method = {**LAYOUTS[layout].get("coca", {}).get("method", tiny.METHOD), "entropy_bonus": 0.05}
     changes = {**LAYOUTS[layout], "coca": {**LAYOUTS[layout].get("coca", {}), "method": method}}
     shim = {CPU_SHIM: "tests.integration.mindspeed.keeping", "COCA_TEST_ADVANTAGES": str(tmp_path / "kept")}
@@ -137,6 +143,7 @@ def test_the_entropy_bonus_is_that_of_the_local_credit(layout, warm, tmp_path, r
         torch.testing.assert_close(found, expected[:, : found.shape[1]], rtol=0, atol=1e-5)
         entropy = -float(log_probs.sum() / scored.segment_ends[:, 0].sum())
         assert row["confidence/entropy"] == pytest.approx(entropy, abs=1e-3)  # of the training engine's log-probs
+        assert (row.get("response/open_thought_share", 1) < 0.5) == (layout == THINKING)
         plain = CreditRule(replace(settings, entropy_bonus=0.0), 0)
         assert not torch.allclose(expected, scored.give_credit(plain, 8).token_advantages)
     assert not kept["read"]

@@ -23,6 +23,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.utils.tokenization import token_text
+from tests.support import thoughts
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
 SAMPLING = {
@@ -38,7 +39,7 @@ METHOD = {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_token
 VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other
 
 
-def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVEN, method="coca"):
+def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVEN, method="coca", thinking=False):
     """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
 
     MindSpeed-RL takes EOS for padding where the pad token's id is 0, as the tiny tokenizer's is, so both engines are
@@ -51,7 +52,10 @@ def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVE
         config: of another architecture; its vocabulary is that of ``symbols``.
         symbols: characters behind those that arithmetic needs.
         method: whose format the warm-up teaches.
+        thinking: it teaches a thought, too.
     """
+    if thinking:
+        symbols += thoughts.CHARACTERS  # eight
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config or tiny_config(symbols))
@@ -70,6 +74,8 @@ def write_model(directory, *, seed=0, warm_up_steps=0, config=None, symbols=_EVE
     )
     if warm_up_steps:
         records = arithmetic_records(4000, "train", seed)
+        if thinking:
+            records = thoughts.behind_thoughts(records)
         warm_up(policy, records, method_settings(method), WarmUpConfig(steps=warm_up_steps), seed)
         policy.model.save_pretrained(directory)
     return policy
