@@ -7,20 +7,20 @@ left out, and so are branches of verl's dataclasses that only check a value.
 """
 
 import argparse
-import ast
 import fnmatch
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import VERLS_OWN
 from coca_mindspeed.verl.upstream_keys import ENGINES, SHIPPED, UNREAD_SECTIONS, leaves
+from tests.support.upstream_readers import TEXT, Access, accesses
 
 #: Modules of verl that a run by the plugin executes (patterns of their paths, the first that fits decides).
 _PATH = (
@@ -53,8 +53,6 @@ _PATH = (
     ("models/transformers/monkey_patch.py", True),
     ("utils/*", True),
 )
-_TEXT = "a text"  # holder of names that a module lists as texts
-_METHODS = frozenset(("copy", "get", "items", "keys", "pop", "to_dict", "values"))
 #: Section -> names that hold it, some only in the modules of a pattern.
 _HOLDERS: dict[str, tuple[str | tuple[str, str], ...]] = {
     "": ("config",),
@@ -71,7 +69,7 @@ _HOLDERS: dict[str, tuple[str | tuple[str, str], ...]] = {
         ("workers/config/optimizer.py", "config"),
         ("workers/config/optimizer.py", "self"),
         ("utils/megatron/optimizer.py", "config"),
-        ("utils/megatron/optimizer.py", _TEXT),
+        ("utils/megatron/optimizer.py", TEXT),
     ),
     "actor_rollout_ref.actor.checkpoint": ("checkpoint_load_contents",),
     "actor_rollout_ref.model": (("workers/config/model.py", "self"),),
@@ -89,69 +87,8 @@ _HOLDERS: dict[str, tuple[str | tuple[str, str], ...]] = {
 _NOT_WHOLE = frozenset((*_HOLDERS, "algorithm", "reward"))
 
 
-class Access(NamedTuple):
-    """A name that is taken from a chain of names, and where."""
-
-    name: str
-    holders: tuple[str, ...]  # outermost first
-    module: str
-    function: str
-
-
 def on_path(module: str) -> bool:
     return next((taken for pattern, taken in _PATH if fnmatch.fnmatch(module, pattern)), False)
-
-
-def accesses(root: Path) -> Iterator[Access]:
-    for file in sorted(root.rglob("*.py")):
-        if on_path(module := file.relative_to(root).as_posix()):
-            yield from _Reader(module).read(ast.parse(file.read_text(encoding="utf-8")))
-
-
-class _Reader(ast.NodeVisitor):
-    def __init__(self, module: str) -> None:
-        self.module, self.inside, self.seen = module, [], []
-
-    def read(self, tree: ast.AST) -> list[Access]:
-        self.visit(tree)
-        return self.seen
-
-    def _add(self, chain):
-        self.seen.append(Access(chain[-1], tuple(chain[:-1]), self.module, ".".join(self.inside) or "<module>"))
-
-    def visit(self, node):
-        if len(chain := _chain(node)) > 1:
-            name, *before = (chain if chain[-1] not in _METHODS else chain[:-1])[::-1]
-            self.seen.append(Access(name, tuple(before[::-1]), self.module, ".".join(self.inside) or "<module>"))
-            for argument in [*node.args[1:], *node.keywords] if isinstance(node, ast.Call) else ():
-                self.visit(argument)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            *before, name = node.value.split(".")
-            self.seen.append(Access(name, tuple(before) or (_TEXT,), self.module, ".".join(self.inside) or "<module>"))
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            self.inside.append(node.name)
-            self.generic_visit(node)
-            self.inside.pop()
-        else:
-            self.generic_visit(node)
-
-
-def _chain(node: ast.AST) -> list[str]:
-    """Names of ``a.b["c"].get("d")``: a, b, c, d; empty if there is another kind of expression in it."""
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=value, attr=name):
-            return [*_chain(value), name]
-        case ast.Subscript(value=value, slice=ast.Constant(value=str(name))):
-            return [*_chain(value), name]
-        case ast.Call(func=ast.Attribute(value=value, attr="get" | "pop"), args=[ast.Constant(value=str(name)), *_]):
-            return [*_chain(value), name]
-        case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=str(name)), *_]):
-            return [*_chain(value), name]
-        case ast.Call(func=ast.Attribute(attr="select"), args=[value, ast.Constant(value=str(name)), *_]):
-            return [*_chain(value), *name.split(".")]
-    return []
 
 
 def reader_of(key: str, by_name: Mapping[str, list[Access]]) -> str | None:
@@ -166,7 +103,7 @@ def reader_of(key: str, by_name: Mapping[str, list[Access]]) -> str | None:
         for holder in holders:
             pattern, held = holder if isinstance(holder, tuple) else ("*", holder)
             if access.holders[-1:] == (held,) and fnmatch.fnmatch(access.module, pattern):
-                return f"{access.module}:{access.function}"
+                return access.place
     return None if unread or not section or section in _NOT_WHOLE else reader_of(section, by_name)
 
 
@@ -174,7 +111,7 @@ def keys_of(site_packages: Path) -> dict[str, str | None]:
     """Every key of verl's configuration, of both engines, with a reader if there is one."""
     root = site_packages / "verl"
     by_name: dict[str, list[Access]] = defaultdict(list)
-    for access in accesses(root):
+    for access in accesses(root, on_path):
         by_name[access.name].append(access)
     keys: dict[str, Any] = {}
     for engine in ENGINES:
