@@ -107,8 +107,9 @@ def error_codes() -> str:
             if getattr(call.func, "id", "") in _PROBLEMS and code and re.fullmatch("[a-z0-9][a-z0-9-]+", code):
                 places.setdefault(code, set()).add(_ENGINES.get(engine, engine))
                 keys.setdefault(code, set()).update({key} if key else ())
-    constants = {"verl": "verl/required_values.yaml", "integrations": "integrations/required_options.yaml"}
-    tables = {name: yaml.safe_load((ROOT / "coca_mindspeed" / file).read_bytes()) for name, file in constants.items()}
+    files = {engine: f"{engine}/required_values.yaml" for engine in ("mindspeed", "verl")}
+    files["integrations"] = "integrations/required_options.yaml"
+    tables = {name: yaml.safe_load((ROOT / "coca_mindspeed" / file).read_bytes()) for name, file in files.items()}
     for engine, rows in {**tables.pop("integrations"), **tables}.items():
         for row in rows:
             places.setdefault(row["code"], set()).add(_ENGINES.get(engine, engine))

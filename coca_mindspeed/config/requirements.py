@@ -1,14 +1,15 @@
 """Requirements on a configuration: tables of rows, and their one reader.
 
 An engine lists the keys of its upstream that would change the method, its sampling or its batches, or that have no
-effect.  A row holds constants, or a test where the accepted values follow from other keys.
+effect.  A row holds constants, or a test where the accepted values follow from other keys.  Rows of constants are in a
+YAML file beside the table.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from coca_mindspeed.errors import Check, Problem, show_value
 from coca_mindspeed.utils.text_formats import value_of
@@ -82,22 +83,57 @@ class Requirement(Generic[Subject]):
         return f"must be {shown or 'absent'}: {because}"
 
 
-def constant_rows(groups: Sequence[Mapping[str, Any]]) -> Iterator[Requirement[Any]]:
+def constant_rows(
+    groups: Sequence[Mapping[str, Any]], conditions: Mapping[str, Callable[[Any], object]] | None = None
+) -> Iterator[Requirement[Any]]:
     """The rows of a YAML table: groups with ``code``, ``because`` and ``keys``, the accepted values by key.
 
-    A group may be ``optional``; keys of the code ``no-effect`` are, and have no effect.
+    A group may be ``optional``; keys of the codes ``no-effect`` and ``ignored-key`` are, and have no effect.  ``when``
+    names one of ``conditions``.
     """
     for group in groups:
-        code, without_effect = group["code"], group["code"] == "no-effect"
+        code, without_effect = group["code"], group["code"] in ("no-effect", "ignored-key")
+        when = (conditions or {})[group["when"]] if "when" in group else lambda subject: True
         for key, accepted in group["keys"].items():
             yield Requirement(
                 code,
                 key,
                 tuple(accepted),
                 group["because"],
+                when=when,
                 optional=without_effect or group.get("optional", False),
                 effect="none" if without_effect else "read",
             )
+
+
+class KeyClasses(NamedTuple):
+    """The class of each key of an upstream.
+
+    Attributes:
+        readers: each key, and the function of the upstream that reads it in our runs; None: nothing does so.
+        rows: keys with requirements, and whether the upstream reads them (``effect``).
+        shown: keys that we read and that may have any value.
+        set_by_us: keys that the run sets.
+    """
+
+    readers: Mapping[str, str | None]
+    rows: Mapping[str, str]
+    shown: frozenset[str]
+    set_by_us: frozenset[str]
+
+    def of(self, key: str) -> Literal["read", "set", "none", "upstream"]:
+        """``read`` by us, ``set`` by us, without effect (``none``), or the ``upstream``'s own."""
+        if key in self.set_by_us:
+            return "set"
+        if key in self.rows or key in self.shown:
+            return "none" if self.rows.get(key) == "none" else "read"
+        return "none" if self.readers.get(key, "") is None else "upstream"
+
+
+def effects(*tables: Sequence[Requirement[Any]]) -> dict[str, str]:
+    """The keys of tables, and whether their upstream reads them: one row that says so decides."""
+    rows = [row for table in tables for row in table]
+    return {row.key: row.effect for row in sorted(rows, key=lambda row: row.effect == "read")}
 
 
 def required(rows: Sequence[Requirement[Subject]]) -> Check[Subject]:

@@ -6,25 +6,83 @@ Other conditions are left to MindSpeed-RL's ``validate_rl_args``, which refuses 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from coca_mindspeed.config.checks import CHECKS, same_file
-from coca_mindspeed.config.requirements import required
-from coca_mindspeed.errors import Check, ConfigError, Problem, find_problems, problems_of, raise_problems
+from coca_mindspeed.config.requirements import KeyClasses, effects, required
+from coca_mindspeed.errors import Check, ConfigError, Problem, find_problems, problems_of, raise_problems, show_value
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
-from coca_mindspeed.mindspeed.keys import RENAMES, set_twice, written_as
-from coca_mindspeed.mindspeed.requirements import HOOK_CHECKS, IGNORED, HookConfig, MindSpeedView, run_requirements
+from coca_mindspeed.mindspeed.keys import (
+    RENAMES,
+    TABLE,
+    WRITTEN,
+    actor_sections,
+    leaves,
+    of_the_actor,
+    set_twice,
+    underscored,
+    written_as,
+)
+from coca_mindspeed.mindspeed.requirements import (
+    HOOK_CHECKS,
+    HOOKS,
+    IGNORED,
+    HookConfig,
+    MindSpeedView,
+    run_requirements,
+)
 from coca_mindspeed.mindspeed.resolved_config import KEYS
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.scoring.settings import checked_section, method_section
 
-#: Problems of MindSpeed-RL's keys without effect.
-ignored_keys = required(IGNORED)
+_SHOWN = frozenset(
+    (
+        *(of_the_actor(key.removeprefix("mindspeed_rl.")) for key in KEYS.values() if key.startswith("mindspeed_rl.")),
+        "megatron_training.model",
+        "megatron_training.no_shuffle",
+        "rl_config.hccl_buffersize",
+        "rl_config.integrated_mode_config",
+        "rl_config.reference_resource",
+        "rl_config.reward_resource",
+        "rl_config.runtime_env_path",
+        "rl_config.use_integrated_worker",
+        *(f"generate_config.sampling_config.{name}" for name in ("detokenize", "logprobs")),
+    )
+)
+_WRITTEN_AT_START = ("finetune", "no_load_optim", "no_load_rng")  # a resumed run has other values
+
+
+@cache
+def key_classes() -> KeyClasses:
+    """The classes of MindSpeed-RL's keys; ``megatron_training`` stands for the actor's sections."""
+    sections = shipped_keys().sections.items()
+    readers = {f"{section}.{name}": key.reader for section, keys in sections for name, key in keys.items()}
+    written = (*TABLE, *WRITTEN, *(f"megatron_training.{name}" for name in _WRITTEN_AT_START))
+    return KeyClasses(readers, effects(HOOKS, IGNORED), _SHOWN, frozenset(map(of_the_actor, written)))
+
+
+def changed_keys(view: MindSpeedView, kind: str) -> Iterator[tuple[str, Any, Any]]:
+    """Keys of a class with value and MindSpeed-RL's default, if they differ."""
+    shapes, *_ = actor_sections(view.values)
+    for place, value in leaves(underscored(view.values)):
+        key = of_the_actor(place.replace(f"{shapes}.", "model.actor."))
+        if key in view.DEFAULTS and value != (default := view.DEFAULTS[key]) and key_classes().of(key) == kind:
+            yield place, value, default
+
+
+def ignored_keys(view: MindSpeedView) -> Iterator[Problem]:
+    """Problems of MindSpeed-RL's keys without effect."""
+    yield from required(IGNORED)(view)
+    for place, value, default in changed_keys(view, "none"):
+        if of_the_actor(place) not in key_classes().rows:
+            reason = "it has no effect: nothing in MindSpeed-RL or Megatron reads it in such a run"
+            yield Problem("ignored-key", place, value, f"must be {show_value(default)} or absent: {reason}")
 
 
 def run_problems(start: ClusterRun) -> list[Problem]:

@@ -252,6 +252,12 @@ def actor_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for content in contents for name, value in content.items()}
 
 
+def of_the_actor(key: str) -> str:
+    """``megatron_training`` for the actor's three sections, as :class:`MindSpeedView` has it."""
+    section, _, name = key.rpartition(".")
+    return f"megatron_training.{name}" if section in ("model.actor", *_ACTOR) else key
+
+
 def actor_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
     """The sections of the actor's settings; the last one wins."""
     shapes = value_of(values, "actor_config.model", value_of(values, "megatron_training.model", "actor"))

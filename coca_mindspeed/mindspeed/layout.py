@@ -60,6 +60,14 @@ PARALLELISM: tuple[Row, ...] = (
         lambda r: f"TP x PP x CP = {r.tp} x {r.pp} x {r.cp} = {r.layout.rank_devices} must divide the {r.npus} NPUs",
     ),
     _is_multiple("npus-nodes", "npus", "nodes", "nodes"),
+    # TransformerConfig.__post_init__; its checkpointed forward pass takes more layers than there are for all of them.
+    Row(
+        "recompute",
+        "recompute_layers",
+        lambda layers, r: layers is not None and 1 <= layers <= r.layers // r.pp,
+        lambda r: f"must be from 1 to the {r.layers // r.pp} layers of a pipeline stage",
+        when=lambda r: r.recompute == "full",
+    ),
 )
 _POLICY = "the confidence states the success rate of the policy's own distribution"
 #: ``MegatronStyleVllmWeightContainer._validate_parallel_config``, ``qkv_split_weight``.
@@ -107,6 +115,13 @@ BATCHES: tuple[Row, ...] = (
         lambda r: f"must be a multiple of a rank's minibatch of {r.layout.rank_minibatch} responses",
         when=lambda r: _whole_ranks(r) and r.update_dispatch is not None,
     ),
+    Row(
+        "dispatch-rollout",
+        "rollout_dispatch",
+        lambda dispatched, r: r.layout.responses // r.layout.engines % dispatched == 0,
+        lambda r: f"must divide the {r.layout.responses // r.layout.engines} responses of a rollout engine",
+        when=lambda r: r.rollout_dispatch and r.fills_npus and r.prompts % r.layout.engines == 0,
+    ),
     # ActorHybridWorkerBase.update takes one dispatch of each rank's share and no more.
     Row(
         "dispatch-order",
@@ -141,6 +156,13 @@ LENGTHS: tuple[Row, ...] = (
     ),
     _at_least("packing", "update_tokens", "layout.longest", _LONGEST, lambda r: r.dynamic_batch),
     _at_least("packing", "logprob_tokens", "layout.longest", _LONGEST, lambda r: r.dynamic_batch),
+    _at_least(
+        "packing",
+        "reference_tokens",
+        "layout.longest",
+        _LONGEST,
+        lambda r: r.dynamic_batch and r.kl_coefficient > 0,
+    ),
 )
 
 

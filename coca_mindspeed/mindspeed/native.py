@@ -5,7 +5,6 @@ so that every check holds; messages name MindSpeed-RL's keys.
 """
 
 import os
-import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from coca_mindspeed.mindspeed.keys import (
     actor_values,
     leaves,
     native_key,
+    of_the_actor,
     put,
     underscored,
     written_as,
@@ -137,11 +137,11 @@ def _read(values: dict[str, Any], file: Path) -> RunConfig:
     problems = []
     for key, name in RENAMES.items():
         section, _, last = key.partition(".")
-        value = value_of(stated, last) if section == "coca" else view.value(_actors(key))
+        value = value_of(stated, last) if section == "coca" else view.value(of_the_actor(key))
         if value is not None:
             put(ours, name, value)
         elif name not in _OPTIONAL and "rope_scaling" not in name:
-            problems.append(Problem("missing-key", _actors(key), None, "must be set: MindSpeed-RL has no default"))
+            problems.append(Problem("missing-key", of_the_actor(key), None, "must be set: MindSpeed-RL has no default"))
     raise_problems(problems, heading)
     npus, nodes = view.value("rl_config.actor_resource.num_npus"), settings.nodes
     total = sum([npus, *other_npus(theirs).values()]) if isinstance(npus, int) else nodes
@@ -169,8 +169,3 @@ def _read(values: dict[str, Any], file: Path) -> RunConfig:
         problems = validation_problems(error)
         raise_problems([problem._replace(key=native_key(problem.key)) for problem in problems], heading)
         raise
-
-
-def _actors(key: str) -> str:
-    """``megatron_training`` for the actor's three sections, as :class:`MindSpeedView` has it."""
-    return re.sub(r"^(model\.actor|actor_config)\.", "megatron_training.", key)

@@ -15,8 +15,8 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows, show_plan
 from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import DataError, Problem, raise_problems
-from coca_mindspeed.mindspeed.checks import ignored_keys, run_problems
+from coca_mindspeed.errors import DataError, Problem, raise_problems, show_value
+from coca_mindspeed.mindspeed.checks import changed_keys, ignored_keys, run_problems
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, actor_values, underscored
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
@@ -88,7 +88,12 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         too_large=_memory_problems(start, memory),
         questions=lambda: start.questions,
         rows=_rows(start, rates),
-        notes=(*_notes(resolved, memory), *start.model.notes, *(_native_notes(start) if start.native else ())),
+        notes=(
+            *_notes(resolved, memory),
+            *start.model.notes,
+            *_upstreams_own(run),
+            *(_native_notes(start) if start.native else ()),
+        ),
     )
     return ClusterPlan(**vars(plan), start=start)
 
@@ -160,6 +165,13 @@ def _notes(resolved: ResolvedConfig, memory: Sequence[Phase]) -> Iterator[str]:
         yield f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend_reference.md)"
     if not resolved.enforce_eager:
         yield _GRAPH_MODE
+
+
+def _upstreams_own(run: RunConfig) -> Iterator[str]:
+    """MindSpeed-RL's own keys, which the run passes on, that differ from its defaults."""
+    changed = changed_keys(MindSpeedView(run.mindspeed_rl), "upstream")
+    if shown := ", ".join(f"{key}={show_value(value)} ({show_value(default)})" for key, value, default in changed):
+        yield f"MindSpeed-RL's own keys that differ from its defaults (in brackets): {shown}"
 
 
 def read_rates(path: Path) -> Rates:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from coca_mindspeed.config.requirements import Requirement, View, is_number, required
+from coca_mindspeed.config.requirements import Requirement, View, constant_rows, is_number, required
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.config.values import unread_keys
 from coca_mindspeed.data.registry import conversion_command
@@ -19,8 +19,8 @@ from coca_mindspeed.errors import Check, Problem, show_value
 from coca_mindspeed.mindspeed.keys import actor_sections, leaves
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.mindspeed.upstream_keys import MINDSPEED_VERIFIERS, OWN_VERIFIER
-from coca_mindspeed.utils.text_formats import value_of
+from coca_mindspeed.mindspeed.upstream_keys import MINDSPEED_VERIFIERS, NESTED, OWN_VERIFIER, shipped_keys
+from coca_mindspeed.utils.text_formats import read_yaml, value_of
 
 _ABSENT = object()
 _SAMPLING = "generate_config.sampling_config"
@@ -37,29 +37,10 @@ class MindSpeedView(View):
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "rl_config.clip_ratio": 0.2,
-        "rl_config.init_kl_coef": 0.01,
-        "rl_config.partial_rollout_max_split": 1,
-        "rl_config.n_samples_per_prompt": 1,
-        "rl_config.reward_dispatch_size": 0,
-        "rl_config.adv_dispatch_size": 0,
-        "rl_config.mini_batch_size": 1,
-        "rl_config.epochs": 1,
-        "rl_config.max_prompt_length": 512,
-        "rl_config.use_tensorboard": False,
-        "generate_config.trust_remote_code": False,
-        f"{_SAMPLING}.temperature": 1.0,
-        "megatron_training.num_query_groups": 1,
-        "megatron_training.rotary_base": 10_000,
-        "megatron_training.untie_embeddings_and_output_weights": False,
-        "megatron_training.add_qkv_bias": False,
-        "megatron_training.qk_layernorm": False,
-        "megatron_training.norm_epsilon": 1e-5,
-        "megatron_training.lr_decay_style": "linear",
-        "megatron_training.weight_decay": 0.01,
-        "megatron_training.clip_grad": 1.0,
-        "megatron_training.adam_beta1": 0.9,
-        "megatron_training.adam_beta2": 0.999,
+        f"{section}.{name}": key.default
+        for section, keys in shipped_keys().sections.items()
+        for name, key in keys.items()
+        if section not in NESTED  # a mapping takes the place of the default's
     }
 
     def place(self, key: str) -> str:
@@ -80,6 +61,16 @@ class MindSpeedView(View):
         return bool(value_of(self.values, "rl_config.use_integrated_worker", True))
 
     @property
+    def packs(self) -> bool:
+        """Whether microbatches hold responses one behind the other."""
+        return bool(self.value("rl_config.use_remove_padding"))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether whole layers are recomputed."""
+        return bool(self.value("megatron_training.recompute_granularity") == "full")
+
+    @property
     def verifiers(self) -> list[str]:
         return list(self.value("rl_config.verifier_function") or ())
 
@@ -98,13 +89,18 @@ class HookConfig(MindSpeedView):
     def group(self) -> int:
         return int(self.value(_GROUP))
 
+    def whole_groups(self, size: int) -> bool:
+        """Whether dispatches of ``size`` responses hold whole groups and make up an iteration."""
+        prompts = self.value("megatron_training.global_batch_size") or 0
+        return size % self.group == prompts * self.group % size == 0
+
     @property
     def log_probs_of_samples(self) -> bool:
         """Whether the rollout's log-probs are of the distribution that it samples from.
 
         vLLM returns log-probs before the temperature is applied.
         """
-        return self.settings.rollout_engine != "vllm" or float(self.value(f"{_SAMPLING}.temperature")) == 1.0
+        return self.settings.rollout_engine != "vllm" or self.value(f"{_SAMPLING}.temperature") == 1.0
 
     @property
     def reads_log_probs(self) -> bool:
@@ -159,9 +155,27 @@ def _how_to_convert(c: HookConfig) -> str:
     return "coca-mindspeed data prepare writes records (packed data sets are not read)"
 
 
+_CONDITIONS: dict[str, Callable[[MindSpeedView], object]] = {
+    "without a reference model": lambda c: not c.reference,
+    "with this project's grader": lambda c: OWN_VERIFIER in c.verifiers,
+    "with packed responses": lambda c: c.packs,
+    "with packed responses and pipeline stages": lambda c: (
+        c.packs and c.value("megatron_training.pipeline_model_parallel_size") != 1
+    ),
+    "with recomputed layers": lambda c: c.recomputes,
+    "without recomputed layers": lambda c: not c.recomputes,
+}
+_CONSTANTS = tuple(constant_rows(read_yaml(Path(__file__).with_name("required_values.yaml")), _CONDITIONS))
 _BONUS = "with coca.method.entropy_bonus, which reads the rollout's log-probs"
 #: Values that the hooks do not support.
 HOOKS: tuple[Hook, ...] = (
+    *(row for row in _CONSTANTS if row.effect == "read"),
+    Hook(
+        "missing-key",
+        f"{_SAMPLING}.temperature",
+        lambda value, _: is_number(value),
+        "must be a number: MindSpeed-RL has no default",
+    ),
     Hook("hook-stage", "megatron_training.stage", ("ray_grpo",), "the hooks are GRPO's"),
     Hook(
         "hook-data-strategy",
@@ -261,8 +275,8 @@ HOOKS: tuple[Hook, ...] = (
         Hook(
             "dispatch-groups",
             f"rl_config.{name}",
-            lambda size, c: c.group < 2 or int(size) % c.group == 0,
-            "must hold whole groups",
+            lambda size, c: not size or c.group < 2 or c.whole_groups(int(size)),
+            "must hold whole groups, and divide the responses of an iteration",
         )
         for name in ("reward_dispatch_size", "adv_dispatch_size")
     ),
@@ -299,27 +313,8 @@ HOOKS: tuple[Hook, ...] = (
 HOOK_CHECKS: tuple[Check[HookConfig], ...] = (required(HOOKS), lora)
 
 
-def _ignored(because: str, names: str, when: Callable[[MindSpeedView], object] = lambda c: True) -> Iterator[Upstream]:
-    for name in names.split():
-        yield Upstream("ignored-key", f"rl_config.{name}", (), because, when=when, effect="none")
-
-
-_LOSS = f"the loss is CoCA's (coca.method.loss_aggregation, {_CLIP})"
-_NO_REFERENCE = "there is no reference model (rl_config.init_kl_coef is 0)"
-_OPTIONS = "this project's grader takes its options from coca.grading"
-_REFERENCE = "kl_penalty kl_ctrl_type ref_dispatch_size ref_max_packing_token_size"
-_VERIFIER = "verifier_parallel verifier_timeout verifier_weight"
-_OVERLONG = "overlong_buffer_enable overlong_buffer overlong_buffer_penalty_factor"
-#: Keys of ``rl_config`` that have no effect.
-IGNORED: tuple[Upstream, ...] = (
-    *_ignored("advantages are CoCA's, of both segments", "adv_estimator gamma lam"),
-    *_ignored("rewards hold no KL term; rl_config.init_kl_coef adds one to the loss", "use_kl_in_reward"),
-    *_ignored(_LOSS, "token_level_loss clip_higher_enable clip_ratio_low clip_ratio_high"),
-    *_ignored("there is no critic", "cliprange_value"),
-    *_ignored("a truncated response is graded as it is", _OVERLONG),
-    *_ignored(_NO_REFERENCE, _REFERENCE, lambda c: not c.reference),
-    *_ignored(_OPTIONS, _VERIFIER, lambda c: OWN_VERIFIER in c.verifiers),
-)
+#: Keys that have no effect.
+IGNORED: tuple[Upstream, ...] = tuple(row for row in _CONSTANTS if row.effect == "none")
 
 Run = Requirement[RunConfig]
 

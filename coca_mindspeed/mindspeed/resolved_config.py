@@ -55,6 +55,8 @@ class ResolvedConfig(Section):
     sequence_parallel: bool = Field(False, alias="mindspeed_rl.megatron_training.sequence_parallel")
     distributed_optimizer: bool = Field(False, alias="mindspeed_rl.megatron_training.use_distributed_optimizer")
     recompute: str | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_granularity")
+    recompute_method: str | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_method")
+    recompute_layers: int | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_num_layers")
     # the batch
     prompts: int = Field(alias="rollout.prompts")
     group: int = Field(alias="rollout.group_size")
@@ -64,6 +66,7 @@ class ResolvedConfig(Section):
     dynamic_batch: bool = Field(False, alias="mindspeed_rl.rl_config.use_dynamic_bsz")
     update_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.update_max_packing_token_size")
     logprob_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.actor_max_packing_token_size")
+    reference_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.ref_max_packing_token_size")
     rollout_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_rollout_dispatch_size")
     update_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_update_dispatch_size")
     kl_coefficient: float = Field(0.01, alias="mindspeed_rl.rl_config.init_kl_coef")
@@ -158,12 +161,10 @@ def resolve_config(run: RunConfig, translated: Mapping[str, Any], name_of: Calla
     theirs = underscored(translated)
     actor = actor_values(theirs)
     refuse_mixtures(theirs, "mindspeed_rl.")
-    packing = value_of(theirs, "rl_config.max_packing_token_size", 4096)
-    rl = dict.fromkeys(("update_max_packing_token_size", "actor_max_packing_token_size"), packing) | theirs["rl_config"]
-    merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor, "rl_config": rl}
+    merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor}
     values = {**run.model_dump(), "mindspeed_rl": theirs | merged}
     read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
-    read |= {KEYS["mini_batch"]: rl.get("mini_batch_size", 1), KEYS["load"]: actor.get("load")}
+    read |= {KEYS["mini_batch"]: theirs["rl_config"].get("mini_batch_size", 1), KEYS["load"]: actor.get("load")}
     read[KEYS["keep_checkpoints"]] = value_of(theirs, "coca.keep_checkpoints")
     read[KEYS["save_minutes"]] = value_of(theirs, "coca.checkpoint_minutes")
     try:

@@ -1,15 +1,18 @@
 """Keys of MindSpeed-RL and its verifiers.
 
-``upstream_keys.json`` lists the keys of each release with their types (CONTRIBUTING.md).  MindSpeed-RL itself refuses
-others only inside Ray.
+``upstream_keys.json`` lists the keys of each release: type, default, and the function of MindSpeed-RL, Megatron,
+MindSpeed or MindSpeed-LLM that reads each in a run by the hooks; a key without one has no effect (CONTRIBUTING.md).
+MindSpeed-RL itself refuses other keys only inside Ray.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from coca_mindspeed.config.requirements import is_number
 from coca_mindspeed.errors import Problem, did_you_mean
 from coca_mindspeed.utils.text_formats import value_of
 
@@ -39,27 +42,31 @@ SHIPPED = Path(__file__).with_suffix(".json")
 ANY = "any"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ANY: ("", lambda value: True),
     "bool": ("must be true or false", lambda value: isinstance(value, bool)),
-    "int": ("must be a whole number", lambda value: _is_number(value) and float(value).is_integer()),
-    "float": ("must be a number", _is_number),
+    "int": ("must be a whole number", lambda value: is_number(value) and float(value).is_integer()),
+    "float": ("must be a number", is_number),
     "str": ("must be text", lambda value: isinstance(value, str)),
     "list": ("must be a list", lambda value: isinstance(value, Sequence) and not isinstance(value, str)),
     "dict": ("must be a mapping", lambda value: isinstance(value, Mapping)),
 }
 
 
+class UpstreamKey(NamedTuple):
+    """A key of MindSpeed-RL: type and value of its default, and ``module:function`` that reads it; None: nothing."""
+
+    type: str
+    default: Any = None
+    reader: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamKeys:
-    """Keys with the types of their defaults, by section; nested sections have dotted names."""
+    """Keys by section; nested sections have dotted names."""
 
     origin: str
-    sections: Mapping[str, Mapping[str, str]]
+    sections: Mapping[str, Mapping[str, UpstreamKey]]
 
     def problems(self, values: Mapping[str, Any]) -> list[Problem]:
         """A problem for each key that MindSpeed-RL does not know, and for each value of the wrong type.
@@ -68,8 +75,8 @@ class UpstreamKeys:
         """
         actors = (section for section, (module, _) in CLASSES.items() if module == "megatron_config")
         shapes = dict.fromkeys(str(value_of(values, f"{section}.model")) for section in actors)  # others are not read
-        known = {**_MAPPINGS, **self.sections}
-        known |= {f"model.{name}": self.sections["megatron_training"] for name in shapes}
+        known = _MAPPINGS | {name: {key: of.type for key, of in keys.items()} for name, keys in self.sections.items()}
+        known |= {f"model.{name}": known["megatron_training"] for name in shapes}
         problems = []
         for section, types in known.items():
             content = value_of(values, section) if section else values
@@ -85,16 +92,21 @@ class UpstreamKeys:
         return problems
 
 
+@cache
 def shipped_keys(release: str | None = None) -> UpstreamKeys:
-    """Keys of a release, by default of all releases; a key whose type differs between releases has any type."""
-    shipped: dict[str, dict[str, dict[str, str]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    """Keys of a release, by default of all releases.
+
+    Of all, a key whose type differs between releases has any type, and one that a release reads has a reader.
+    """
+    shipped: dict[str, dict[str, dict[str, list[Any]]]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     releases = shipped if release is None else {release: shipped[release]}
-    sections: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, UpstreamKey]] = {}
     for keys in releases.values():
         for section in (*CLASSES, *NESTED):
             merged = sections.setdefault(section, {})
-            for key, kind in keys[list_of(section)].items():
-                merged[key] = kind if merged.get(key, kind) == kind else ANY
+            for name, (kind, default, reader) in keys[list_of(section)].items():
+                same = merged.get(name, UpstreamKey(kind))
+                merged[name] = UpstreamKey(kind if same.type == kind else ANY, default, same.reader or reader)
     return UpstreamKeys(f"MindSpeed-RL {' or '.join(releases)}", sections)
 
 

@@ -114,7 +114,7 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
     asked = None if evaluate is None else _limited(run, "data.val_max_samples", len(evaluate))
     changed = (
         f"verl's own key {key}={show_value(value)}, by default {show_value(default)}"
-        for key, value, default in changed_keys(written, config, "verl")
+        for key, value, default in changed_keys(written, config, "upstream")
     )
     files = (TRAIN_FILES, run.value(TRAIN_FILES)), (VAL_FILES, run.value(VAL_FILES))
     sizes = (*_size_rows(run, shapes, memory), ("time", _time(run, steps, metrics)))

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from coca_mindspeed.config.layout import Layout
-from coca_mindspeed.config.requirements import Requirement, View, constant_rows, is_number
+from coca_mindspeed.config.requirements import Requirement, View, constant_rows, effects, is_number
 from coca_mindspeed.utils.text_formats import read_yaml
 from coca_mindspeed.verl.settings import TRAINERS, VerlSettings
 
@@ -379,7 +379,7 @@ SCHEDULE: tuple[Requirement[VerlRun], ...] = (
 )
 
 #: Keys of the tables, and whether verl reads them in a run by the plugin.
-CHECKED: dict[str, str] = {row.key: row.effect for row in (*REQUIREMENTS, *ENGINE, *COUNTS, *BATCHES, *SCHEDULE)}
+CHECKED = effects(REQUIREMENTS, ENGINE, COUNTS, BATCHES, SCHEDULE)
 #: Keys that a plan shows, or that we read elsewhere, and that may have any value.
 SHOWN = frozenset(
     (

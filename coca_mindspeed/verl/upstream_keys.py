@@ -25,6 +25,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import VERLS_OWN
+from coca_mindspeed.config.requirements import KeyClasses
 from coca_mindspeed.errors import ConfigError, Problem, did_you_mean, show_value
 from coca_mindspeed.utils.packages import require
 from coca_mindspeed.utils.text_formats import value_of
@@ -84,13 +85,10 @@ def readers() -> dict[str, str | None]:
     return shipped
 
 
-def class_of(key: str) -> str:
-    """``read`` by us and checked or shown, ``set`` by us, without effect (``none``), or ``verl`` for its own."""
-    if key in SET_BY_LAUNCH:
-        return "set"
-    if key in CHECKED or key in SHOWN:
-        return "none" if key in CHECKED and CHECKED[key] == "none" else "read"
-    return "none" if readers().get(key, "") is None else "verl"
+@cache
+def classes() -> KeyClasses:
+    """The classes of verl's keys."""
+    return KeyClasses(readers(), CHECKED, SHOWN, frozenset(SET_BY_LAUNCH))
 
 
 def changed_keys(written: Mapping[str, Any], values: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any, Any]]:
@@ -100,7 +98,7 @@ def changed_keys(written: Mapping[str, Any], values: Mapping[str, Any], kind: st
     """
     for key, default in leaves(verls_defaults(written.get("model_engine"))):
         value = value_of(values, key)
-        if value_of(written, key) != default and value != default and class_of(key) == kind:
+        if value_of(written, key) != default and value != default and classes().of(key) == kind:
             yield key, value, default
 
 

@@ -21,7 +21,10 @@ NATIVE = """model:
 megatron_training:
   model: qwen25_7b
   stage: ray_grpo
+  tokenizer_type: PretrainedFromHF
   tokenizer_name_or_path: ./Qwen2.5-7B
+  attention_dropout: 0.0
+  hidden_dropout: 0.0
   data_path: ./train.jsonl
   dataset_additional_keys: [labels]
   global_batch_size: 32
@@ -62,7 +65,7 @@ generate_config:
   max_model_len: 4096
   max_num_batched_tokens: 8192
   gpu_memory_utilization: 0.6
-  sampling_config: {max_tokens: 2048, top_p: 1.0, top_k: -1}
+  sampling_config: {temperature: 1.0, max_tokens: 2048, top_p: 1.0, top_k: -1}
 """
 
 
@@ -102,10 +105,15 @@ def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release"
 def mindspeed_config(**changes: Any) -> DictConfig:
     """A configuration that the hooks accept, with ``changes`` by section."""
     config: dict[str, Any] = {
-        "megatron_training": {"stage": "ray_grpo"},
+        "megatron_training": {
+            "stage": "ray_grpo",
+            "tokenizer_type": "PretrainedFromHF",
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+        },
         "actor_config": {"save": "/somewhere"},
         "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
-        "generate_config": {},
+        "generate_config": {"sampling_config": {"temperature": 1.0}},
         "coca": {},
     }
     for section, values in changes.items():

@@ -13,7 +13,7 @@ from coca_mindspeed.config.compose import compose_run, config_directory
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import facts_of, unread_keys
 from coca_mindspeed.errors import ConfigError, raise_problems
-from coca_mindspeed.mindspeed.checks import ignored_keys
+from coca_mindspeed.mindspeed.checks import ignored_keys, key_classes
 from coca_mindspeed.mindspeed.keys import (
     TABLE,
     WRITTEN,
@@ -31,7 +31,7 @@ from coca_mindspeed.mindspeed.upstream_keys import SHIPPED, shipped_keys
 from coca_mindspeed.utils.text_formats import read_yaml
 from tests.mindspeed.builders import mindspeed_config
 from tests.mindspeed.test_patch_export import CHECKOUTS
-from tests.support.mindspeed_keys import shipped_text
+from tests.support.mindspeed_keys import PACKAGES, homes_of, shipped_text
 from tests.tables import EVERY, check_rows, read_table
 from tests.upstream_settings import NOT_SET, ours, rows
 
@@ -65,9 +65,46 @@ def test_shipped_keys(setting, code, why):
 @pytest.mark.published
 def test_the_shipped_list_is_that_of_the_sources() -> None:
     homes = {release: os.environ.get(variable) for release, variable in CHECKOUTS.items()}
-    if not all(homes.values()):
-        pytest.skip(f"needs checkouts: {' and '.join(CHECKOUTS.values())} (docs/port.md)")
-    assert shipped_text({release: Path(str(home)) for release, home in homes.items()}) == SHIPPED.read_text()
+    if not all((*homes.values(), *map(os.environ.get, PACKAGES.values()))):
+        pytest.skip(f"needs checkouts: {', '.join((*CHECKOUTS.values(), *PACKAGES.values()))} (docs/port.md)")
+    releases = {release: Path(str(home)) for release, home in homes.items()}
+    assert shipped_text(releases, homes_of(os.environ)) == SHIPPED.read_text()
+
+
+def test_each_key_has_a_class_and_each_of_mindspeed_rls_own_a_reader():
+    classes = key_classes()
+    named = {*classes.rows, *classes.shown, *classes.set_by_us}
+    absent = {key for key in named - classes.readers.keys() if not key.startswith("coca.")}
+    assert absent == {"ref_config", "reward_config"}  # sections
+    kinds = {key: classes.of(key) for key in classes.readers}
+    assert {*kinds.values()} == {"read", "set", "none", "upstream"}
+    for key, kind in kinds.items():
+        if kind == "upstream":
+            assert classes.readers[key] is not None, key
+        if kind == "none" and key not in classes.rows:
+            assert classes.readers[key] is None, key
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("megatron_training.lr", "set"),
+        ("megatron_training.hidden_dropout", "read"),
+        ("megatron_training.tensor_model_parallel_size", "read"),
+        ("megatron_training.split", "none"),  # our data set takes its place
+        ("megatron_training.eval_iters", "none"),  # only Megatron's own loop reads it
+        ("megatron_training.seq_aux", "none"),
+        ("megatron_training.use_fused_rmsnorm", "upstream"),
+        ("megatron_training.untie_embeddings_and_output_weights", "set"),
+        ("megatron_training.disable_bias_linear", "upstream"),  # under the name of Megatron's argument
+        ("rl_config.kl_target", "none"),
+        ("rl_config.use_dp_batch_balance", "upstream"),
+        ("generate_config.enable_prefix_caching", "upstream"),
+        ("msprobe_config.dump_path", "upstream"),
+    ],
+)
+def test_classes(key, expected):
+    assert key_classes().of(key) == expected
 
 
 def test_each_release_has_keys_of_its_own():

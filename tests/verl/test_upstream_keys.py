@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import find_verl_run
 from coca_mindspeed.verl.plan import make_plan
 from coca_mindspeed.verl.requirements import CHECKED, SHOWN
-from coca_mindspeed.verl.upstream_keys import SET_BY_LAUNCH, class_of, leaves, readers
+from coca_mindspeed.verl.upstream_keys import SET_BY_LAUNCH, classes, leaves, readers
 from tests.verl.configurations import verls_defaults
 
 pytestmark = pytest.mark.usefixtures("verls_keys")
@@ -23,11 +23,11 @@ UNLISTED = {
 
 def test_each_key_has_a_class_and_each_of_verls_own_a_reader():
     assert {*CHECKED, *SHOWN, *SET_BY_LAUNCH} - readers().keys() == UNLISTED
-    classes = {key: class_of(key) for key in readers()}
-    assert {*classes.values()} == {"read", "set", "none", "verl"}
+    kinds = {key: classes().of(key) for key in readers()}
+    assert {*kinds.values()} == {"read", "set", "none", "upstream"}
     assert not SHOWN & {*CHECKED, *SET_BY_LAUNCH}
-    for key, kind in classes.items():
-        if kind == "verl":
+    for key, kind in kinds.items():
+        if kind == "upstream":
             assert readers()[key] is not None, key
         if kind == "none" and key not in CHECKED:
             assert readers()[key] is None, key
@@ -43,22 +43,22 @@ def test_the_stub_has_verls_keys(engine):
     ("key", "expected"),
     [
         ("critic.optim.lr", "none"),
-        ("critic.strategy", "verl"),  # read beside the critic
+        ("critic.strategy", "upstream"),  # read beside the critic
         ("critic.enable", "read"),
         ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "none"),
         ("actor_rollout_ref.actor.grad_clip", "none"),
-        ("actor_rollout_ref.actor.pad_to_length", "verl"),  # the default of the engine's key
-        ("actor_rollout_ref.actor.fsdp_config.param_offload", "verl"),
-        ("actor_rollout_ref.model.lora.target_modules", "verl"),  # passed on with its section
-        ("actor_rollout_ref.actor.optim.muon_momentum", "verl"),  # listed by its name
+        ("actor_rollout_ref.actor.pad_to_length", "upstream"),  # the default of the engine's key
+        ("actor_rollout_ref.actor.fsdp_config.param_offload", "upstream"),
+        ("actor_rollout_ref.model.lora.target_modules", "upstream"),  # passed on with its section
+        ("actor_rollout_ref.actor.optim.muon_momentum", "upstream"),  # listed by its name
         ("trainer.balance_batch", "none"),
         ("trainer.default_local_dir", "set"),
         ("data.shuffle", "read"),
-        (f"{ROLLOUT}.engine_kwargs.vllm.enable_lora", "verl"),  # below a key that takes anything
+        (f"{ROLLOUT}.engine_kwargs.vllm.enable_lora", "upstream"),  # below a key that takes anything
     ],
 )
 def test_classes(key, expected):
-    assert class_of(key) == expected
+    assert classes().of(key) == expected
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,6 @@ def worker_variables(
     except (OSError, YamlError) as error:
         raise ConfigError(f"rl_config.runtime_env_path: {path} cannot be read: {error}") from error
     assigned = {key: (str(value), path.name) for key, value in variables.items()}
-    if generate.get("enable_expert_parallel"):
-        assigned["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size")), "infer_expert_parallel_size"
     if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
         assigned["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
     sampling = generate.get("sampling_config") or {}

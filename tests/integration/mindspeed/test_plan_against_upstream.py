@@ -23,7 +23,8 @@ from coca_mindspeed.mindspeed.keys import translate
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
-from tests.support.mindspeed_keys import read_upstream_keys
+from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
+from tests.support.mindspeed_keys import PACKAGES, homes_of, megatrons, read_upstream_keys, with_readers
 from tests.upstream_settings import NOT_SET, ours, rows, theirs
 
 HOME = os.environ.get("MINDSPEED_RL_HOME")
@@ -86,7 +87,7 @@ def test_ready_made_runs_pass_upstream(upstream: Upstream, name: str, override: 
     upstream.validate(_values(run), run.hardware.nodes)
 
 
-def test_upstream_refuses_what_check_leaves_to_it(upstream: Upstream) -> None:
+def test_upstream_refuses_these_values_too(upstream: Upstream) -> None:
     for section, key, value in (
         ("generate_config", "infer_pipeline_parallel_size", 2),
         ("generate_config", "max_model_len", 4096),
@@ -131,7 +132,8 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
     assert refused > 20
 
 
-CHECKOUTS = [path for path in (HOME, os.environ.get("MINDSPEED_RL_MASTER_HOME")) if path]
+MASTER = "MINDSPEED_RL_MASTER_HOME"
+CHECKOUTS = [path for path in (HOME, os.environ.get(MASTER)) if path]
 CLASSES = {
     "megatron_training": ("megatron_config", "MegatronConfig", {"training_config": {}, "model_config": {}}),
     "rl_config": ("rl_config", "RLConfig", {"config_dict": {}}),
@@ -169,3 +171,14 @@ def test_the_page_lists_every_key_in_which_we_differ_from_upstreams_yaml(home: s
         if own.get(key) != upstream.get(key)
     }
     assert rows() == differing
+
+
+@pytest.mark.parametrize(("release", "variable"), [("2.3.0", "MINDSPEED_RL_HOME"), ("master", MASTER)])
+def test_the_shipped_readers_are_those_of_the_sources(release: str, variable: str) -> None:
+    """``python -m tests.support.mindspeed_keys`` writes them anew."""
+    if any(name not in os.environ for name in (variable, *PACKAGES.values())):
+        pytest.skip(f"needs {variable} and {', '.join(PACKAGES.values())}")
+    root = Path(os.environ[variable])
+    read = with_readers(read_upstream_keys(root), root, *megatrons(homes_of(os.environ))).sections
+    shipped = shipped_keys(release).sections
+    assert {name: keys for name, keys in read.items() if shipped[name] != keys} == {}
