@@ -117,14 +117,21 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
     """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects."""
     if config.name == "arithmetic":
         return config.train_size, "data.train_size"
-    path = Path(str(config.train))
-    if not path.exists():
-        return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
+    if (rows := file_rows("data.train", config.train)) is not None:
+        return rows, str(config.train)
+    return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
+
+
+def file_rows(key: str, name: str | None) -> int | None:
+    """Rows of the record file that a key names; None without one."""
+    path = Path(str(name))
+    if name is None or not path.exists():
+        return None
     try:
         with open_bytes(path) as file:
-            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
+            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file))
     except OSError as error:
-        raise DataError(f"data.train={path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{key}={path}: cannot be read: {error.strerror or error}") from error
 
 
 def check_resumed_settings(

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import steps_of_epochs, training_rows
+from coca_mindspeed.config.checks import file_rows, steps_of_epochs, training_rows
 from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
@@ -82,6 +82,21 @@ class ClusterRun:
     def iterations(self) -> int | None:
         """Iterations of a stage; None if they are unknown."""
         return self.length.iterations
+
+    @cached_property
+    def held_out(self) -> int:
+        """Held-out questions; 0 if their file is not here."""
+        return file_rows(self.key("data.evaluate"), self.run.data.evaluate) or 0
+
+    @property
+    def validations(self) -> int:
+        """Validations of a run: before the first iteration of a stage, at each interval, and behind the last one."""
+        every, iterations = self.run.evaluation.interval, self.iterations
+        return self.stages * (-(-iterations // every) + 1) if every and iterations is not None else 0
+
+    @property
+    def validation_responses(self) -> int:
+        return self.validations * self.held_out * self.run.rollout.group_size
 
     @cached_property
     def records(self) -> tuple[list[Record], list[Record]]:

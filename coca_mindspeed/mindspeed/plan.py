@@ -5,7 +5,7 @@ Time and memory are estimates that were not measured on an NPU.
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,10 +139,10 @@ def _rows(start: ClusterRun, rates: Rates | str) -> Iterator[Row]:
     yield "microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"
     yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {layout.responses * r.max_new:,} new ones per iteration"
     yield "iterations", length
-    yield "time", _time(r, None if iterations is None else iterations * stages, rates) if r.npus > 0 else "?"
+    yield "time", _time(start, rates) if r.npus > 0 else "?"
     host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
     yield "host memory", f"about {host} GiB a node, without Ray's object store and the data"
-    yield "validation", evaluations(start.run, "iterations", start.key("data.evaluate"))
+    yield "validation", evaluations(start.run, "iterations", start.key("data.evaluate")) + _asked(start)
     size, most = checkpoint_bytes(r) / 1e9, most_checkpoints(r, iterations, stages)
     kept = "all" if r.keep_checkpoints is None else f"the newest {r.keep_checkpoints}"
     clock = "" if r.save_minutes is None else f" and every {r.save_minutes:g} minutes"
@@ -230,14 +230,28 @@ def iteration_seconds(resolved: ResolvedConfig, rates: Rates) -> float:
     return resolved.layout.responses * rates.tokens_per_response / (resolved.npus * rates.tokens_per_second)
 
 
-def _time(resolved: ResolvedConfig, iterations: int | None, rates: Rates | str) -> str:
-    """The time of an iteration and of ``iterations``, those of all stages; ``rates`` may say why it is unknown."""
+def _asked(start: ClusterRun) -> str:
+    if not start.validation_responses:
+        return ""
+    share = start.validation_responses / (start.iterations or 1) / start.stages / start.resolved.layout.responses
+    shown = f"{start.validations} in all, of {start.held_out:,} questions"
+    return f": {shown}, {start.validation_responses:,} responses, {share:.2g} of the training's"
+
+
+def _time(start: ClusterRun, rates: Rates | str) -> str:
+    """The time of an iteration, and of all with the validations; ``rates`` may say why it is unknown.
+
+    A validation's response counts as one of training, although nothing is trained on it: at most so long.
+    """
+    resolved, iterations = start.resolved, start.iterations
     if isinstance(rates, str):
         return f"unknown: {rates}"
     seconds, whole = iteration_seconds(resolved, rates), ""
     if iterations is not None:
-        days = iterations * seconds / _SECONDS_PER_DAY
+        tests = start.validation_responses / resolved.layout.responses
+        days = (iterations * start.stages + tests) * seconds / _SECONDS_PER_DAY
         whole = f", {days:.1f} days" if days >= 1 else f", {24 * days:.2g} hours"
+        whole += f" with {start.validations} validations" if tests else ""
     assumed = f"{rates.tokens_per_response:.0f} tokens a response and {rates.tokens_per_second:.0f} tokens/s per NPU"
     return f"about {seconds:.0f} s an iteration{whole}; at {assumed}"
 
@@ -278,18 +292,23 @@ def kv_bytes_per_token(run: ResolvedConfig, tensor_parallel: int) -> float:
     return 2 * BF16 * run.layers * run.kv_groups * (run.hidden // run.heads) / tensor_parallel
 
 
-def npu_memory(resolved: ResolvedConfig) -> tuple[Phase, Phase]:
-    """The two phases of an iteration, which take turns on an NPU; the layout must have no problems.
+def npu_memory(resolved: ResolvedConfig) -> tuple[Phase, ...]:
+    """The phases of an iteration, which take turns on an NPU: training, log-probs if they have a pass of their own, and
+    rollout; the layout must have no problems.
 
     By the formulas of docs/ascend_reference.md.  Training is that of the pipeline stage that needs most; in the
     rollout, the KV cache is the rest of vLLM's share.
     """
     # (is first, is last) of the pipeline stages that can need most
-    stages = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
+    ends = ((True, True),) if resolved.pp == 1 else ((True, False), (False, True))
     limit = resolved.memory_gib - resolved.reserved_gib
-    phases = (Phase("training", _training(resolved, *ends), limit) for ends in stages)
-    training = max(phases, key=lambda phase: phase.gib)
-    return training, Phase("rollout", _rollout(resolved, training), limit)
+
+    def largest(name: str, parts: Callable[[ResolvedConfig, bool, bool], tuple[Part, ...]]) -> Phase:
+        return max((Phase(name, parts(resolved, *end), limit) for end in ends), key=lambda phase: phase.gib)
+
+    training = largest("training", _training)
+    forward = [largest("log-probs", _log_probs)] if resolved.forward_tokens else []
+    return training, *forward, Phase("rollout", _rollout(resolved, training), limit)
 
 
 def longest_responses(resolved: ResolvedConfig, memory: Sequence[Phase]) -> float:
@@ -322,16 +341,42 @@ def _training(resolved: ResolvedConfig, first: bool, last: bool) -> tuple[Part, 
     return tuple(parts)
 
 
+def _log_probs(resolved: ResolvedConfig, first: bool, last: bool) -> tuple[Part, ...]:
+    """A forward pass, which keeps the activations of one layer."""
+    tokens = resolved.forward_tokens
+    held = {part.name: part for part in _training(resolved, first, last)}
+    stays = {"weights": True, "gradients": not resolved.offload_grad, "optimizer": not resolved.offload_optimizer}
+    logits = tokens * resolved.vocab / resolved.tp * (2 * BF16 + FP32) if last else 0
+    return (
+        *(held[name] for name, stay in stays.items() if stay),
+        Part("activations", tokens * _layer_bytes(resolved), f"{tokens} tokens x 1 layer"),
+        Part("logits", logits, "8 bytes x tokens x vocabulary / TP"),
+    )
+
+
 def _activations(resolved: ResolvedConfig, layers: int) -> float:
-    """Bytes that the backward pass of ``layers`` layers keeps of one microbatch, with flash attention."""
+    """Bytes that the backward pass of ``layers`` layers keeps of one microbatch, with flash attention.
+
+    Of recomputed layers it keeps the input: of the first ``recompute_layers`` alone (``block``), or of each group of as
+    many layers, which is then computed at once (``uniform``).
+    """
+    per_token, again = _layer_bytes(resolved), min(resolved.recompute_layers or 1, layers)
+    kept = BF16 * resolved.hidden / (resolved.tp if resolved.sequence_parallel else 1)
+    if resolved.recompute != "full":
+        bytes_of_token = per_token * layers
+    elif resolved.recompute_method == "block":
+        bytes_of_token = kept * again + per_token * max(1, layers - again)
+    else:
+        bytes_of_token = kept * -(-layers // again) + per_token * again
+    return resolved.microbatch_tokens * bytes_of_token
+
+
+def _layer_bytes(resolved: ResolvedConfig) -> float:
+    """Bytes of a token's activations in one layer."""
     kv = resolved.kv_groups * (resolved.hidden // resolved.heads)
     # bf16: both norms' inputs, inputs of QKV and MLP; queries, attention's output; keys and values; gate, up, product
     outside, inside = 4 * resolved.hidden, 2 * resolved.hidden + 2 * kv + 3 * resolved.ffn
-    per_token = BF16 * (outside / (resolved.tp if resolved.sequence_parallel else 1) + inside / resolved.tp)
-    if resolved.recompute != "full":
-        return resolved.microbatch_tokens * per_token * layers
-    kept = BF16 * resolved.hidden / (resolved.tp if resolved.sequence_parallel else 1)
-    return resolved.microbatch_tokens * (kept * layers + per_token)
+    return BF16 * (outside / (resolved.tp if resolved.sequence_parallel else 1) + inside / resolved.tp)
 
 
 def _rollout(resolved: ResolvedConfig, training: Phase) -> tuple[Part, ...]:
@@ -372,7 +417,7 @@ def _memory_problems(start: ClusterRun, memory: Sequence[Phase]) -> Iterator[Pro
     if not memory:
         return
     resolved, keys = start.resolved, {name: start.key(key) for name, key in KEYS.items()}
-    training, rollout = memory
+    training, *forward, rollout = memory
     limit = f"GiB of an NPU's {training.limit_gib:.1f}"
     parallel = f"raise {keys['tp']} or {keys['pp']}"
     if training.gib > training.limit_gib:
@@ -380,6 +425,12 @@ def _memory_problems(start: ClusterRun, memory: Sequence[Phase]) -> Iterator[Pro
         if resolved.dynamic_batch:
             name = "update_tokens"
         yield Problem("memory-training", keys[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
+    for phase in forward:
+        if phase.gib > phase.limit_gib:
+            sizes = {name: getattr(resolved, name) for name in ("logprob_tokens", "reference_tokens")}
+            name = max(sizes, key=lambda name: sizes[name]) if resolved.dynamic_batch else "micro_batch"
+            reason = f"the pass for log-probs needs about {phase.gib:.1f} {limit}"
+            yield Problem("memory-log-probs", keys[name], getattr(resolved, name), reason, f"lower it, or {parallel}")
     if rollout.gib > rollout.limit_gib:
         name, reason = "memory_utilization", f"rollout needs about {rollout.gib:.1f} {limit}"
         yield Problem("memory-rollout", keys[name], resolved.memory_utilization, reason, "lower it")

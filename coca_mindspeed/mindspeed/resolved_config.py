@@ -122,8 +122,20 @@ class ResolvedConfig(Section):
     @property
     def microbatch_tokens(self) -> int:
         """Most tokens that one rank holds activations for."""
+        return self._tokens(self.update_tokens)
+
+    @property
+    def forward_tokens(self) -> int:
+        """Most tokens of a forward pass for log-probs of the actor or the reference; 0 if there is none.
+
+        MindSpeed-RL takes the log-probs of a single update from the update.
+        """
+        actor = self._tokens(self.logprob_tokens) if self.layout.updates > 1 else 0
+        return max(actor, self._tokens(self.reference_tokens) if self.kl_coefficient > 0 else 0)
+
+    def _tokens(self, limit: int) -> int:
         if self.dynamic_batch:
-            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.layout.longest))
+            tokens = math.ceil(_PACKING_EXCESS * max(limit, self.layout.longest))
         else:
             tokens = self.micro_batch * self.layout.longest
         return -(-tokens // self.cp)

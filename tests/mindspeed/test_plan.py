@@ -1,5 +1,8 @@
 """The plan of a cluster run: memory, time and iterations by hand. Its refusals: ``starts.tsv``."""
 
+import json
+import math
+
 import pytest
 
 from coca_mindspeed.cli import main
@@ -100,11 +103,47 @@ def test_what_layouts_do_to_memory():
     assert whole["optimizer"] == halves["optimizer"]  # half the parameters of a rank, half the ranks to share them
     assert training(distributed_optimizer=False)["optimizer"] == 2 * halves["optimizer"]
     assert training(recompute="full")["activations"] < halves["activations"] / 10
+    one = halves["activations"] / _SEVEN.layers
+    block = training(recompute="full", recompute_method="block", recompute_layers=1)["activations"]
+    assert 27 * one < block < 27.2 * one  # one layer of 28 keeps its input alone
+    groups = training(recompute="full", recompute_method="uniform", recompute_layers=14)["activations"]
+    assert 14 * one < groups < 14.4 * one
     assert training(sequence_parallel=False)["activations"] > halves["activations"]
     assert training(kl_coefficient=0.1)["reference model"] == halves["weights"]
     both_ends = model_parameters(changed(_SEVEN, pp=2)) - model_parameters(changed(_SEVEN, untied_embeddings=False))
     assert both_ends == _SEVEN.vocab * _SEVEN.hidden
     assert checkpoint_bytes(_SEVEN) == 14 * 7_615_616_512
+
+
+def test_a_pass_for_log_probs_has_a_phase_of_its_own():
+    """65,536 tokens at TP 4: log-probs of the actor with several updates, or of the reference."""
+    assert [phase.name for phase in npu_memory(changed(_SEVEN, logprob_tokens=65_536))] == ["training", "rollout"]
+    for changes in (
+        {"logprob_tokens": 65_536, "mini_batch": 64},
+        {"reference_tokens": 65_536, "kl_coefficient": 0.1},
+    ):
+        _, phase, _ = npu_memory(changed(_SEVEN, **changes))
+        tokens = math.ceil(65_536 * 1.025)
+        assert phase.bytes_of("logits") == tokens * _SEVEN.vocab / 4 * 8
+        assert phase.bytes_of("gradients") == 0  # offloaded
+    plan = make_plan(
+        compose_run(
+            "qwen25_7b_910b", ["trainer.minibatches=4", "mindspeed_rl.rl_config.actor_max_packing_token_size=262144"]
+        ).run
+    )
+    assert [problem.code for problem in plan.problems] == ["memory-log-probs"]
+
+
+def test_validations_count(tmp_path):
+    """8 iterations, one validation before, one in the middle and one behind them, of 5 questions and 16 responses."""
+    record = {"id": "0", "dataset": "d", "question": "q", "category": "math", "answer": "1"}
+    rows = "".join(json.dumps({**record, "id": str(number), "question": f"q{number}"}) + "\n" for number in range(5))
+    (tmp_path / "held.jsonl").write_text(rows)
+    changes = [f"data.evaluate={tmp_path}/held.jsonl", "data.epochs=null", "trainer.steps=8", "evaluation.interval=4"]
+    start = make_plan(compose_run("qwen25_7b_910b", changes).run).start
+    assert (start.validations, start.held_out, start.validation_responses) == (3, 5, 3 * 5 * 16)
+    none = make_plan(compose_run("qwen25_7b_910b", [*changes, "evaluation.interval=0"]).run).start
+    assert none.validation_responses == 0
 
 
 def test_time_and_host_memory_by_hand():
