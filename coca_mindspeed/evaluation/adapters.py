@@ -229,13 +229,10 @@ def read_responses(
     seen: Counter[tuple[str | None, str | None, str]] = Counter()
     predictions = []
     for (where, row), record, (parts, counted), verdict in zip(rows, asked, parsed, verdicts, strict=True):
-        read = {
+        values = {
             "confidence": parts.confidence,
             "confidence_after": parts.confidence_after,
             "tokens_to_confidence": None if "confidence" in row else counted,
-        }
-        values = {
-            **read,
             **{name: row[name] for name in _KEPT if name in row},
             "id": record.id,
             "dataset": record.dataset,

@@ -113,11 +113,8 @@ def _structure(tokens: list[str]) -> Any:
     if separators:
         name = "".join(parts[0])
         name = name if _NAME.fullmatch(name) else ""
-        if (
-            separators[-1] == r"\approx"
-            and (len(separators) > 1 or not name)
-            and _is_rounded(*map(_structure, parts[-2:]))
-        ):
+        follows = separators[-1] == r"\approx" and (len(separators) > 1 or not name)
+        if follows and _is_rounded(*map(_structure, parts[-2:])):
             return _structure(tokens[: -1 - len(parts[-1])])
         if separators == ["="] and (point := _named_point(*parts)):
             return point
@@ -261,8 +258,6 @@ _CONSTANTS = {r"\pi": sympy.pi, r"\infty": sympy.oo}
 _TIMES = ("*", "/", r"\cdot", r"\times", r"\div")
 _ENDS = CLOSING | {"+", "-", ",", "^", "_", "!", r"\over", r"\choose", *_TIMES}
 _MAX_BITS = 4_000_000  # of a power that sympy writes out
-
-
 _NAMED = re.compile(r"\\(?:text|mathbf|operatorname)\{([^{}]*)\}")
 _TRANSPOSES = [(len(form), form) for t in ("T", r"\text{T}") for form in (["^", t], ["^", "{", t, "}"])]
 
