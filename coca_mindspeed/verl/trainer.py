@@ -17,7 +17,7 @@ options of docs/method.md:
 """
 
 import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.utils.padding import response_to_nested
 
 from coca_mindspeed.config.plan import QuestionCounts
-from coca_mindspeed.data.prompts import write_into_template
+from coca_mindspeed.config.prompt_form import TrainedPrompt
+from coca_mindspeed.data.prompts import form_digest, form_of, write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError, raise_problems
 from coca_mindspeed.evaluation.predictions import validation_file, write_predictions
@@ -119,7 +120,8 @@ class SegmentTrainer(PPOTrainer):
         system_prompt = self._settings.method.system_prompt
         tokenizer = copy.deepcopy(self.tokenizer)  # verl passes the variables to its own with each chat
         section: Any = OmegaConf.to_container(data, resolve=True)
-        write_into_template(tokenizer, section.get("apply_chat_template_kwargs") or {})
+        variables = section.get("apply_chat_template_kwargs") or {}
+        write_into_template(tokenizer, variables)
         path = self.config.actor_rollout_ref.model.path
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
@@ -134,6 +136,9 @@ class SegmentTrainer(PPOTrainer):
             train, held_out = ([record.question for record in each] for each in (records[TRAIN_FILES], evaluated))
             counts = QuestionCounts.of(train, held_out, self.total_training_steps * data.train_batch_size)
             self._questions = counts.train
+            form = form_of(records[TRAIN_FILES], self._settings.method, variables)
+            self._prompt = TrainedPrompt.of_training(form, self._settings.method, data.max_response_length)
+            self._forms = {(r.dataset, r.id): form_digest(r, system_prompt, form) for r in records[VAL_FILES]}
             for warning in counts.warnings(TRAIN_FILES, section["train_files"], VAL_FILES, section["val_files"]):
                 print_note(f"warning: {warning}")
         finally:
@@ -150,7 +155,9 @@ class SegmentTrainer(PPOTrainer):
         """Resume only with the same method and grading and, for a method with stages, the same length."""
         super()._load_checkpoint()
         trainer = self.config.trainer
-        check_resume(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
+        directory = Path(trainer.default_local_dir)
+        check_resume(directory, self._settings, self.total_training_steps, self.global_steps)
+        self._prompt.write(directory)
         if "file" in trainer.logger:
             log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
             self._earlier = MetricsBeforeResume(log, self.global_steps)
@@ -282,7 +289,10 @@ class SegmentTrainer(PPOTrainer):
         **others: Any,
     ) -> dict[str, float]:
         """Add Acc, AUROC, ECE, Brier, SR and TTC, and write predictions where verl dumps generations."""
-        predictions = validation_predictions(reward_extra_infos_dict)
+        predictions = [
+            replace(prediction, form=self._forms.get((prediction.dataset, prediction.id)))
+            for prediction in validation_predictions(reward_extra_infos_dict)
+        ]
         asked = sum((others.get("expected_acc_counts") or {}).values()) or len(predictions)  # since 0.9.1
         missing = asked - len(predictions)
         check_broken(missing, self._settings.broken_groups, asked, "held-out questions")

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 from tokenizers import AddedToken
 from transformers import AutoConfig
 
-from coca_mindspeed.algorithm.methods import method_settings
+from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.export import export_records
 from coca_mindspeed.data.records import write_records
@@ -29,11 +29,14 @@ from coca_mindspeed.verl.settings import verl_settings
 _WANTED = ("\n", "<|im_end|>", "<|endoftext|>")
 
 
-def write_tiny_model_for_verl(directory: Path, seed: int) -> None:
-    """Write an untrained tiny model; verl does not keep a model from sampling its padding, so EOS also pads."""
+def write_tiny_model_for_verl(directory: Path, seed: int, symbols: str = "") -> None:
+    """Write an untrained tiny model that also knows ``symbols``.
+
+    verl does not keep a model from sampling its padding, so EOS also pads.
+    """
     directory.mkdir(parents=True)
-    write_tiny_model(directory, seed, "".join(chr(0x2460 + i) for i in range(len(_WANTED))))  # as many rows
-    tokenizer = tiny_tokenizer()
+    write_tiny_model(directory, seed, symbols + "".join(chr(0x2460 + i) for i in range(len(_WANTED))))  # as many rows
+    tokenizer = tiny_tokenizer(symbols)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in _WANTED])
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(directory)
@@ -43,14 +46,17 @@ def write_tiny_model_for_verl(directory: Path, seed: int) -> None:
     config.save_pretrained(directory)
 
 
-def write_questions_for_verl(directory: Path, method: str, *, train: int, evaluate: int, seed: int) -> None:
+def write_questions_for_verl(directory: Path, method: MethodSettings, *, train: int, evaluate: int, seed: int) -> None:
     """Write ``train.jsonl`` and ``val.jsonl``, and the records that they were made from."""
-    system_prompt = method_settings(method).training_method.system_prompt
     records = arithmetic_records(train, "train", seed), arithmetic_records(evaluate, "evaluate", seed)
     for name, chosen in zip(("train", "val"), records, strict=True):
         write_records(directory / f"{name}_records.jsonl", chosen)
         export_records(
-            "verl", directory / f"{name}_records.jsonl", directory / f"{name}.jsonl", system_prompt, overwrite=True
+            "verl",
+            directory / f"{name}_records.jsonl",
+            directory / f"{name}.jsonl",
+            method.system_prompt,
+            overwrite=True,
         )
 
 
@@ -61,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of the run")
     arguments = parser.parse_args(argv)
     try:
-        method = verl_settings(verl_configuration(arguments.run, arguments.overrides)).method.name
+        method = verl_settings(verl_configuration(arguments.run, arguments.overrides)).method
         write_tiny_model_for_verl(arguments.directory / "model", seed=0)
         write_questions_for_verl(arguments.directory, method, train=200, evaluate=16, seed=0)
     except (CocaError, OSError) as error:

@@ -20,9 +20,18 @@ def _one_thread():
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
     """A folder with a warmed-up model and questions, to be read from."""
+    return _warmed_up(tmp_path_factory.mktemp("warm"), thinking=False)
+
+
+@pytest.fixture(scope="session")
+def warm_thinking(tmp_path_factory):
+    """The same, of a model that thinks before it answers."""
+    return _warmed_up(tmp_path_factory.mktemp("warm_thinking"), thinking=True)
+
+
+def _warmed_up(directory, *, thinking):
     from tests.integration.verl import tiny
 
-    directory = tmp_path_factory.mktemp("warm")
-    tiny.write_model(directory / "model", warm_up_steps=200)
-    tiny.write_questions(directory, "coca", train=400, evaluate=24)
+    tiny.write_model(directory / "model", warm_up_steps=300 if thinking else 200, thinking=thinking)
+    tiny.write_questions(directory, "coca", train=400, evaluate=24, thinking=thinking)
     return directory

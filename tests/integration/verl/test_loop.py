@@ -13,6 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import method_settings, training_method
+from coca_mindspeed.config.prompt_form import PROMPT_FILE, read_prompt_file
+from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.saving import StopRequest
 from tests.integration import custom_code
 from tests.integration.verl import loop, tiny
@@ -120,15 +122,25 @@ def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed):
         assert group[0]["gesr"] == pytest.approx(sum(row["verdict"] == "right" for row in group) / 8)
 
 
-def test_two_ranks_with_segment_means_the_scale_of_the_batch_and_an_entropy_bonus(warm, tmp_path):
-    keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch", "entropy_bonus": 0.05}
+@pytest.mark.parametrize("thinking", [False, True])
+def test_two_ranks_with_segment_means_the_scale_of_the_batch_and_an_entropy_bonus(thinking, request, tmp_path):
+    warm = request.getfixturevalue("warm_thinking" if thinking else "warm")
+    keys = {"loss_aggregation": "segment_mean", "advantage_scale": "batch", "entropy_bonus": 0.05, "thinking": thinking}
     method = method_settings(**keys)
     changes = {MINIBATCH: 8, STEPS: 1, "coca__method": keys}
+    if thinking:
+        changes |= {"data__max_response_length": 40, "trainer__test_freq": 1}
     finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
     assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
     first, rows = loop.metrics(tmp_path / "run")[1], kept(tmp_path / "run")
     sampled = [row["old_log_probs"][: row["segment_ends"][0]] for row in rows]
     assert first["confidence/entropy"] == pytest.approx(-float(torch.cat(sampled).mean()), rel=1e-4)
+    assert (first.get("response/open_thought_share", 1) < 0.5) == thinking
+    if thinking:
+        prompt = read_prompt_file(tmp_path / "run" / "checkpoints" / PROMPT_FILE)
+        answers = read_predictions(tmp_path / "run" / "validation" / "predictions_step_000001.jsonl")
+        assert {answer.form for answer in answers} == {*prompt.form.digests().values()}
+        assert prompt.form.thinking
 
 
 def test_a_failing_grader_and_a_failing_session_with_token_means(warm, tmp_path):

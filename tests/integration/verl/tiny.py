@@ -12,16 +12,19 @@ from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.sft import warm_up
+from tests.support import thoughts
 from tests.support.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 
 
-def write_model(directory, *, method="coca", seed=0, warm_up_steps=0):
-    """Write the tiny model, warmed up into one that answers and is too sure of itself."""
-    write_tiny_model_for_verl(directory, seed)
+def write_model(directory, *, method="coca", seed=0, warm_up_steps=0, thinking=False):
+    """Write the tiny model, warmed up into one that answers, behind a thought or not, and is too sure of itself."""
+    write_tiny_model_for_verl(directory, seed, thoughts.CHARACTERS if thinking else "")
     if not warm_up_steps:
         return
     policy = load_tiny(directory)
     records = arithmetic_records(4000, "train", seed)
+    if thinking:
+        records = thoughts.behind_thoughts(records)
     warm_up(policy, records, method_settings(method), WarmUpConfig(steps=warm_up_steps), seed)
     policy.model.save_pretrained(directory)
 
@@ -46,9 +49,11 @@ def load_tiny(directory):
     return policy
 
 
-def write_questions(directory, method, *, train, evaluate, seed=0):
+def write_questions(directory, method, *, train, evaluate, seed=0, thinking=False):
     """Write ``train.jsonl`` and ``val.jsonl`` in verl's form."""
-    write_questions_for_verl(directory, method, train=train, evaluate=evaluate, seed=seed)
+    write_questions_for_verl(
+        directory, method_settings(method, thinking=thinking), train=train, evaluate=evaluate, seed=seed
+    )
 
 
 def configuration(directory, run, *, gpus=1, **keys):
