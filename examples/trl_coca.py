@@ -16,15 +16,15 @@ import datasets
 from transformers import AutoTokenizer
 from trl import GRPOConfig
 
-from coca_mindspeed import training_method
+from coca_mindspeed import method_settings
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.export import trl_row
 from coca_mindspeed.integrations.trl import CocaTrainer
 
 
-def sums(size: int, split: Any, method: str = "coca") -> datasets.Dataset:
-    """The demo's questions, as ``coca-mindspeed data export trl`` writes them."""
-    prompt = training_method(method).system_prompt
+def sums(size: int, split: Any, **method: Any) -> datasets.Dataset:
+    """The demo's questions, as ``coca-mindspeed data export trl`` writes them for the settings of a method."""
+    prompt = method_settings(**method).system_prompt
     return datasets.Dataset.from_list([trl_row(r, prompt, i) for i, r in enumerate(arithmetic_records(size, split, 0))])
 
 

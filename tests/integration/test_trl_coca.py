@@ -25,6 +25,7 @@ from trl.generation import vllm_generation  # noqa: E402
 
 from coca_mindspeed import coca_advantages, method_settings, parse_response, segment_objective, training_method  # noqa: E402
 from coca_mindspeed.config.compose import compose_run  # noqa: E402
+from coca_mindspeed.config.schema import WarmUpConfig  # noqa: E402
 from coca_mindspeed.data.arithmetic import arithmetic_records  # noqa: E402
 from coca_mindspeed.data.export import export_records, record_of, trl_row  # noqa: E402
 from coca_mindspeed.data.records import Record, write_records  # noqa: E402
@@ -32,9 +33,13 @@ from coca_mindspeed.errors import ConfigError, DataError  # noqa: E402
 from coca_mindspeed.integrations.settings import check_sources  # noqa: E402
 from coca_mindspeed.integrations.trl import CocaTrainer  # noqa: E402
 from coca_mindspeed.local.inputs import load_data  # noqa: E402
+from coca_mindspeed.local.load import load_policy  # noqa: E402
 from coca_mindspeed.local.run import warm_start  # noqa: E402
+from coca_mindspeed.local.sft import warm_up  # noqa: E402
+from coca_mindspeed.local.tiny_model import write_tiny_model  # noqa: E402
 from coca_mindspeed.scoring.health import HealthWarnings, gap_problem  # noqa: E402
 from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest  # noqa: E402
+from tests.support import thoughts  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_coca.py"
 spec = importlib.util.spec_from_file_location("trl_coca", EXAMPLE)
@@ -55,11 +60,23 @@ def model(tmp_path_factory):
     return warm_start(config, tmp_path_factory.mktemp("demo"), records, torch.device("cpu"), show_progress=False)
 
 
+@pytest.fixture(scope="module")
+def thinking_model(tmp_path_factory):
+    """A tiny model that answers behind a thought."""
+    directory = tmp_path_factory.mktemp("thinking")
+    write_tiny_model(directory, 0, thoughts.CHARACTERS)
+    policy = load_policy(directory, compose_run("demo").run.model, torch.device("cpu"))
+    records = thoughts.behind_thoughts(arithmetic_records(4000, "train", 0))
+    warm_up(policy, records, method_settings(), WarmUpConfig(steps=300), 0)
+    policy.model.save_pretrained(directory)
+    return directory
+
+
 def trainer_of(model, tmp_path, method=None, **given):
-    name = (method or {}).get("name", "coca")
-    given.setdefault("train_dataset", example.sums(64, "train", name))
-    given.setdefault("eval_dataset", example.sums(500, "evaluate", name))
-    given.setdefault("coca", {"method": METHOD | (method or {})})
+    method = METHOD | (method or {})
+    given.setdefault("train_dataset", example.sums(64, "train", **method))
+    given.setdefault("eval_dataset", example.sums(500, "evaluate", **method))
+    given.setdefault("coca", {"method": method})
     trainer = example.demo_trainer(model, tmp_path / "trl", 2, **given)
     trainer.model.train()
     return trainer
@@ -119,26 +136,33 @@ def test_the_entropy_bonus_is_of_the_weights_that_sampled(model, tmp_path, optio
     assert first == pytest.approx(float(bonus[0, 0]), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["joint", "coca"])
-def test_advantages_and_metrics_are_those_of_the_library(model, tmp_path, name):
-    trainer = trainer_of(
-        model, tmp_path, {"name": name, "advantage_scale": "batch"}, options={"pad_to_multiple_of": 32}
-    )
+@pytest.mark.parametrize("method", [{"name": "joint"}, {"name": "coca"}, {"thinking": True}], ids=str)
+def test_advantages_and_metrics_are_those_of_the_library(request, tmp_path, method):
+    thinking = "thinking" in method
+    model, method = request.getfixturevalue("thinking_model" if thinking else "model"), METHOD | method
+    options = {"pad_to_multiple_of": 32, "max_completion_length": 30 if thinking else 16}
+    trainer = trainer_of(model, tmp_path, {**method, "advantage_scale": "batch"}, options=options)
     output = trainer._generate_and_score_completions(questions(trainer, 8))
     ids, lengths = output["completion_ids"], output["completion_mask"].sum(dim=1)
     assert ids.shape[1] == 32
     correct = torch.tensor(list(trainer._logs["rewards"]["correct"]))
     text = trainer.processing_class
-    expected = coca_advantages(
-        ids, lengths, correct, text, 8, method=method_settings(name, advantage_scale="batch", **METHOD)
-    )
+    settings = method_settings(**method, advantage_scale="batch")
+    expected = coca_advantages(ids, lengths, correct, text, 8, method=settings)
     torch.testing.assert_close(output["advantages"], expected.advantages)
     logged = {key: values[-1] for key, values in trainer._metrics["train"].items()}
     found = {name: logged[name] for name in expected.metrics}
     assert found == pytest.approx(expected.metrics, rel=0, abs=0, nan_ok=True)
     assert logged["advantage/deviation"] > 0
     stated = [None if math.isnan(value) else value for value in trainer._logs["extra"]["confidence"]]
-    assert stated == [parse_response(each, decimals=2).confidence for each in text.batch_decode(ids, True)]
+    responses = text.batch_decode(ids, True)
+    assert stated == [parse_response(each, decimals=2, thinking=thinking).confidence for each in responses]
+    assert (expected.metrics.get("response/open_thought_share", 1) < 0.5) == thinking
+    if thinking:
+        trainer.train()
+        assert trainer.state.global_step == 4
+        last = next(row for row in reversed(trainer.state.log_history) if "rollout/ece" in row)
+        assert last["response/thought_length"] > 8
 
 
 def test_the_loss_of_trl_is_the_papers(model, tmp_path):
@@ -264,7 +288,7 @@ def test_a_rendered_prompt_opens_no_thought(model, tmp_path, end, accepted):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_prompt_that_does_not_ask_for_the_confidence_is_refused(model, tmp_path, streamed):
-    asking, other = example.sums(2, "train"), example.sums(2, "train", "rlcr")
+    asking, other = example.sums(2, "train"), example.sums(2, "train", name="rlcr")
     data = other.to_iterable_dataset() if streamed else datasets.concatenate_datasets([asking, other])
     with pytest.raises(DataError, match=f"train_dataset: row {1 if streamed else 3}"):
         trainer_of(model, tmp_path, train_dataset=data)
