@@ -104,6 +104,7 @@ class WithoutWorkers(SyncSegmentTrainer):
 def without_workers(tmp_path: Path, monkeypatch: Any) -> Callable[..., WithoutWorkers]:
     """Makes one, from the arguments of ``tiny.configuration``."""
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda _: None)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "tests.support.verl_host")  # which has the rollout engine
     tiny.write_model(tmp_path / "model")
     tiny.write_questions(tmp_path, "coca", train=40, evaluate=4)
 
