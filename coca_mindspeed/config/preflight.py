@@ -34,6 +34,7 @@ def preflight(
     memory: Sequence[Phase] = (),
     too_large: Iterable[Problem] = (),
     questions: Callable[[], QuestionCounts | None],
+    flaws: Callable[[], Sequence[tuple[str, str, str]]] = lambda: (),
     rows: Iterable[Row],
     notes: Iterable[str] = (),
     warnings: Iterable[Problem] = (),
@@ -41,11 +42,13 @@ def preflight(
     """Check a run: requirements and layout, memory, then data; out comes its plan.
 
     ``problems`` are of section, requirements and layout, ``too_large`` of phases in ``memory`` that do not fit.
-    ``questions`` reads the record files, of a run without problems; None if they are not here.
+    ``questions`` reads the record files, of a run without problems; None if they are not here.  ``flaws`` of their
+    training records are warned about (``config.unusual.record_flaws``).
     """
     refused = (*problems, *too_large)
     counts = None if refused else questions()
     warned = [*warnings, *short_thoughts(method, names.max_new, layout.max_new)]
+    warned += [] if refused else [Problem(code, *names.train, reason, fix) for code, reason, fix in flaws()]
     warned += counts.warnings(*names.train, *names.evaluate) if counts else ()
     noted = (*form_notes(method, names.stable), *notes)
     return Plan(title, (*rows, *question_rows(counts)), tuple(memory), noted, refused, tuple(warned))

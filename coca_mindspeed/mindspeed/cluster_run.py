@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from coca_mindspeed.config.checks import file_rows, steps_of_epochs, training_rows
 from coca_mindspeed.config.plan import QuestionCounts
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.flaws import record_flaws
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, translate
@@ -104,6 +105,11 @@ class ClusterRun:
         files = [Path(path) if path else None for path in (self.run.data.train, self.run.data.evaluate)]
         train, evaluate = (read_record_file(file) if file is not None and file.is_file() else [] for file in files)
         return train, evaluate
+
+    @property
+    def flaws(self) -> tuple[tuple[str, str, str], ...]:
+        """Code, reason and fix of each flaw of the training records."""
+        return record_flaws(self.records[0], self.run.data.grader)
 
     @property
     def questions(self) -> QuestionCounts | None:

@@ -15,6 +15,7 @@ from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows, show_plan
 from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
 from coca_mindspeed.errors import DataError, Problem, raise_problems, show_value
 from coca_mindspeed.mindspeed.checks import changed_keys, ignored_keys, run_problems
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
@@ -22,6 +23,7 @@ from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, actor_values, und
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE
+from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
@@ -86,7 +88,9 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         problems=(*start.length.problems, *run_problems(start)),
         memory=memory,
         too_large=_memory_problems(start, memory),
+        warnings=_warnings(start),
         questions=lambda: start.questions,
+        flaws=lambda: start.flaws,
         rows=_rows(start, rates),
         notes=(
             *_notes(resolved, memory),
@@ -96,6 +100,17 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         ),
     )
     return ClusterPlan(**vars(plan), start=start)
+
+
+def _warnings(start: ClusterRun) -> Iterator[Problem]:
+    """Values that hardly any run means."""
+    run, key = start.run, start.key
+    names = {name: key(f"optimizer.{name}") for name in ("lr", "grad_clip", "weight_decay", "betas")}
+    values = {name: getattr(run.optimizer, name) for name in names}
+    names |= {"clip": key("method.clip"), "seconds": key("data.grader_options.seconds")}
+    options = run.data.grader_options
+    yield from unusual_values({**values, "clip": run.method.clip, "seconds": options.get("seconds")}, names)
+    yield from late_checkpoint(key("checkpoint.interval"), run.checkpoint.interval, start.iterations)
 
 
 def _native_notes(start: ClusterRun) -> Iterator[str]:
@@ -136,6 +151,12 @@ def _rows(start: ClusterRun, rates: Rates | str) -> Iterator[Row]:
     yield "rollout", f"{engines} engines of TP {r.rollout_tp}"
     yield "slots per engine", slots
     yield from batch_rows("iteration", layout)
+    yield (
+        "grader",
+        ", ".join(start.values["rl_config"].get("verifier_function") or ()).replace(
+            OWN_VERIFIER, start.run.data.grader
+        ),
+    )
     yield "microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"
     yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {layout.responses * r.max_new:,} new ones per iteration"
     yield "iterations", length

@@ -18,6 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import Phase, Plan, QuestionCounts, Row, file_rows
 from coca_mindspeed.config.preflight import Names, preflight
+from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
+from coca_mindspeed.data.flaws import record_flaws
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, Problem, UsageError, raise_problems, show_value
 from coca_mindspeed.utils.json_files import read_json_lines, read_steps
 from coca_mindspeed.verl.checkpoints import check_length
@@ -107,7 +110,8 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
     steps = _steps(run, None if train is None else len(train))
     counts = None
     if train is not None and steps is not None:
-        counts = QuestionCounts.of(train, evaluate or (), steps * run.layout.prompts)
+        questions = ([record.question for record in records or ()] for records in (train, evaluate))
+        counts = QuestionCounts.of(*questions, steps * run.layout.prompts)
     shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
     npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
     memory = () if shapes is None else phases(run, shapes, npu=npu)
@@ -125,6 +129,7 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
         run.layout,
         memory=memory,
         questions=lambda: counts,
+        flaws=lambda: record_flaws(train or (), run.settings.grader),
         rows=(*_rows(run), *_length_rows(run, steps, asked), *sizes),
         notes=changed,
         # What was estimated alone, and not compared with a device, is a warning.
@@ -167,8 +172,8 @@ def _time(run: VerlRun, steps: int | None, metrics: Path | None) -> str:
     return f"{hours:.1f} hours {with_tests}; {shown}"
 
 
-def _questions(run: VerlRun, key: str) -> list[str] | None:
-    """The questions of files of ``data export``; None if one is of another kind or is not here.
+def _questions(run: VerlRun, key: str) -> list[Record] | None:
+    """The records of files of ``data export``; None if one is of another kind or is not here.
 
     Raises DataError for a file that cannot be read, or was made for another method.
     """
@@ -177,7 +182,7 @@ def _questions(run: VerlRun, key: str) -> list[str] | None:
         return None
     prompt = run.settings.method.system_prompt
     rows = ((f"{path}:{number}", row) for path in paths for number, row in read_json_lines(path))
-    return [checked_record(row, where, prompt).question for where, row in rows]
+    return [checked_record(row, where, prompt) for where, row in rows]
 
 
 def _limited(run: VerlRun, key: str, rows: int) -> int:
@@ -209,6 +214,12 @@ def _warnings(run: VerlRun, steps: int | None) -> Iterator[Problem]:
     if (interval := run.value("trainer.save_freq")) <= 0:
         reason = "no checkpoint is written, not even at the end: a stopped run starts over, and the weights are lost"
         yield Problem("no-checkpoint", "trainer.save_freq", interval, reason, "set trainer.save_freq=50")
+    names = {name: f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "betas")}
+    names |= {"grad_clip": f"{ACTOR}.optim.clip_grad", "clip": "coca.method.clip", "seconds": "coca.grading.seconds"}
+    values = {name: run.value(key) for name, key in names.items() if not key.startswith("coca.")}
+    values |= {"clip": run.settings.method.clip, "seconds": run.settings.grading.get("seconds")}
+    yield from unusual_values(values, names, lora=bool(run.value("actor_rollout_ref.model.lora_rank")))
+    yield from late_checkpoint("trainer.save_freq", interval, steps)
     if steps == 1:
         reason = (
             "the run ends after one update of the weights" if run.layout.updates == 1 else "the run ends after one step"

@@ -134,6 +134,17 @@ def test_a_pass_for_log_probs_has_a_phase_of_its_own():
     assert [problem.code for problem in plan.problems] == ["memory-log-probs"]
 
 
+def test_values_that_hardly_any_run_means_are_warned_about():
+    changes = ["optimizer.lr=1e-3", "method.clip=0.01", "data.epochs=null", "trainer.steps=200"]
+    plan = make_plan(compose_run("qwen25_7b_910b", [*changes, "checkpoint.interval=1000"]).run)
+    assert [(problem.code, problem.key) for problem in plan.warnings] == [
+        ("unusual-value", "optimizer.lr"),
+        ("unusual-value", "method.clip"),
+        ("no-checkpoint", "checkpoint.interval"),
+    ]
+    assert dict(plan.rows)["grader"] == "math"
+
+
 def test_validations_count(tmp_path):
     """8 iterations, one validation before, one in the middle and one behind them, of 5 questions and 16 responses."""
     record = {"id": "0", "dataset": "d", "question": "q", "category": "math", "answer": "1"}
