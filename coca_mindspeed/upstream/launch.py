@@ -68,11 +68,12 @@ class Launch:
         return Path("runs") / (self.name if kind is None else f"{kind}/{self.name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     def refuse_overrides(self, settings: Sequence[str]) -> None:
-        """Raise UsageError for an override of a key that a smoke run sets itself (``KEY`` or ``KEY=VALUE``)."""
+        """Raise UsageError for an override of a key that the launch sets itself (``KEY`` or ``KEY=VALUE``)."""
+        script = "--smoke" if self.smoke else "the launch script"
         for override in self.overrides:
             for setting in settings:
                 if override.lstrip("+").startswith(f"{setting.partition('=')[0]}="):
-                    raise UsageError(f"--smoke sets {setting} itself; leave {override.lstrip('+')} out")
+                    raise UsageError(f"{script} sets {setting} itself; leave {override.lstrip('+')} out")
 
     def on_nodes(self, key: str, nodes: Nodes, overrides: Sequence[str]) -> tuple[str, ...]:
         """The overrides with the number of nodes; raises UsageError if one contradicts ``NNODES``."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import show_plan
-from coca_mindspeed.errors import Problem, UsageError, raise_problems
+from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
@@ -26,13 +26,15 @@ from coca_mindspeed.upstream.launch import (
     show,
     stopping_by_signals,
 )
+from coca_mindspeed.upstream.machine import Machine, show_findings
 from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.directories import nearby_runs
+from coca_mindspeed.verl.doctor import examine_verl_machine
 from coca_mindspeed.verl.plan import make_plan, verl_configuration
 from coca_mindspeed.verl.requirements import ROLLOUT
-from coca_mindspeed.verl.upstream_keys import directory_of_verl
+from coca_mindspeed.verl.upstream_keys import SET_BY_LAUNCH, directory_of_verl
 
 _MODEL = "actor_rollout_ref.model"
 _NEWEST = Path("checkpoints") / "latest_checkpointed_iteration.txt"
@@ -52,6 +54,7 @@ def launch(call: Launch, file: Path) -> int:
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
     trial = read_layer("verl/launch/trial").defaults if call.trial else ()
+    call.refuse_overrides(SET_BY_LAUNCH)
     overrides = call.on_nodes("trainer.nnodes", nodes, (*trial, *call.overrides))
     where = _places(output)
     with ExitStack() as cluster:
@@ -60,6 +63,7 @@ def launch(call: Launch, file: Path) -> int:
                 cluster.enter_context(claim_output(output, wait=call.resume))
             _check_output(output, resume=call.resume)
         show_plan(make_plan(file, overrides))
+        _ask_the_doctor(call, file, overrides)
         if not call.dry_run:
             open_log(output, nodes.rank)
         if nodes.rank:
@@ -83,6 +87,19 @@ def launch(call: Launch, file: Path) -> int:
             check_trial(output, int(verl_configuration(file, overrides)["data"]["train_batch_size"]))
             show_passed(call.run, output / "metrics.jsonl")
         return code
+
+
+def _ask_the_doctor(call: Launch, file: Path, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set."""
+    show("coca-mindspeed", "doctor", call.run, *overrides)
+    if call.dry_run or os.environ.get("SKIP_DOCTOR"):
+        return
+    findings = examine_verl_machine(Machine(), (file, overrides), output=call.directory())
+    if not show_findings(findings, only_problems=True):
+        raise ConfigError(
+            f"this machine is not ready for {call.run} (above: what is missing and how to get it; SKIP_DOCTOR=1 starts "
+            f"all the same).\nWithout devices, try it by  {call.command} --smoke"
+        )
 
 
 def _check_output(output: Path, *, resume: bool) -> None:

@@ -32,6 +32,9 @@ def test_dry_run_shows_the_plan_and_verls_own_command():
     assert "checkpoints" in last
     assert last.endswith("trainer.n_gpus_per_node=16")
     assert not Path("/nowhere").exists()
+    typed = call(SCRIPT, run, "--dry-run", "--output", "/nowhere/run", "trainer.resume_mode=disable")
+    assert typed.returncode == 2
+    assert "trainer.resume_mode" in typed.stderr
 
 
 def test_several_nodes_are_rays_own_commands():
@@ -39,12 +42,13 @@ def test_several_nodes_are_rays_own_commands():
     head = call_here(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="0")
     assert head.returncode == 0, head.stderr
     assert "16 on 2 nodes" in head.stdout
-    start, wait, train = commands(head.stdout)
+    doctor, start, wait, train = commands(head.stdout)
+    assert doctor.startswith("+ coca-mindspeed doctor coca_qwen25_7b")
     assert "upstream.ray_cluster start 600 --block --head --port=6766 --node-ip-address=10.0.0.1" in start
     assert wait == "+ wait 600 2 nodes"
     assert train.endswith("trainer.nnodes=2")
     other = call_here(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="1")
-    (join,) = commands(other.stdout)
+    *_, join = commands(other.stdout)
     assert join.endswith("ray_cluster start 600 --block --address=10.0.0.1:6766")
 
 
