@@ -67,14 +67,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     whole, patch = _patch_in(manifest, root, bool(refused))
     if patch:
         print_text(patch)
-    table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
-    for heading in ("target", "kind", "severity", "result"):
-        table.add_column(heading)
-    for finding in findings:
-        hook = finding.hook
-        result = "ok" if finding.matches else f"differs: {finding.difference}"
-        table.add_row(hook.target, hook.kind, hook.severity, result)
-    PlainConsole().print_table(table)
+    if differing:
+        table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
+        for heading in ("target", "kind", "severity", "difference"):
+            table.add_column(heading)
+        for finding in differing:
+            table.add_row(finding.hook.target, finding.hook.kind, finding.hook.severity, finding.difference)
+        PlainConsole().print_table(table)
     return int(bool(refused) or not whole)
 
 

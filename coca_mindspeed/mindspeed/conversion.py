@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
+from coca_mindspeed.mindspeed.checks import run_problems
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
@@ -206,6 +207,7 @@ def convert(
     whatever ends it.
     """
     start = ClusterRun(run)
+    raise_problems(run_problems(start), "the run is refused:")
     what = direction, start, output, iteration
     home = os.environ.get("MINDSPEED_LLM_HOME", "$MINDSPEED_LLM_HOME")
     if not finish_only:
@@ -243,7 +245,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="DIR", help="directory of the run (default: runs/RUN)")
     newest = "of mcore2hf: the checkpoint of iteration N (default: the newest)"
     parser.add_argument("--iteration", type=int, metavar="N", help=newest)
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and check nothing")
+    parser.add_argument("--dry-run", action="store_true", help="check the run alone, and print the commands")
     parser.add_argument("--finish", action="store_true", help="only check and move what the converter left")
     if {"-h", "--help"} & {*arguments}:  # wherever it is typed
         parser.print_help()

@@ -174,3 +174,9 @@ def test_a_chosen_iteration_is_converted_beside_the_newest(trained, monkeypatch,
     assert {path.name for path in output.iterdir()} == {"hf-10", "stage0"}
     assert untouched(model)
     assert (checkpoints / "iter_0000010" / "mp_rank_00" / "model_optim_rng.pt").is_file()
+
+
+def test_a_run_that_check_refuses_is_not_converted(capsys):
+    typed = "mindspeed_rl.actor_config.tensor_model_parallel_size=3"
+    assert conversion.main(["hf2mcore", "qwen25_7b_910b", typed, "--dry-run"]) == 1
+    assert "tp-heads" in capsys.readouterr().err
