@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeGuard, TypeVar
 
 from coca_mindspeed.errors import Check, Problem, show_value
 from coca_mindspeed.utils.text_formats import value_of
@@ -145,7 +145,7 @@ def required(rows: Sequence[Requirement[Subject]]) -> Check[Subject]:
     return check
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -110,8 +110,8 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
     steps = _steps(run, None if train is None else len(train))
     counts = None
     if train is not None and steps is not None:
-        questions = ([record.question for record in records or ()] for records in (train, evaluate))
-        counts = QuestionCounts.of(*questions, steps * run.layout.prompts)
+        asked_in_training, held_out = ([record.question for record in records or ()] for records in (train, evaluate))
+        counts = QuestionCounts.of(asked_in_training, held_out, steps * run.layout.prompts)
     shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
     npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
     memory = () if shapes is None else phases(run, shapes, npu=npu)
