@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed import launch
@@ -54,6 +56,6 @@ def train(config):
 
 if __name__ == "__main__":
     launch.wait_for_cluster = launch_on_verl.wait_for_cluster = wait_for_cluster
-    driver.prepare = lambda config, _environment: config
+    driver.prepare = lambda values, _environment, **_options: OmegaConf.create(values)
     driver.train = train
     sys.exit(main(sys.argv[1:]))
