@@ -22,17 +22,14 @@ def unusual_values(values: Mapping[str, Any], keys: Mapping[str, str], *, lora: 
     for name, value in usual.items():
         if is_number(found := values.get(name)) and not 0.999 * value / _FACTOR <= found <= 1.001 * value * _FACTOR:
             where = "a run with LoRA" if lora and name == "lr" else "the ready-made runs"
-            yield Problem(
-                "unusual-value", keys[name], found, f"is {show_value(value)} in {where}: more than 10 times off"
-            )
+            reason = f"is more than {_FACTOR:g} times off {show_value(value)}, the value of {where}"
+            yield Problem("unusual-value", keys[name], found, reason)
     if is_number(decay := values.get("weight_decay")) and decay > _LARGEST_DECAY:
-        reason = f"is 0.0 in the ready-made runs, and seldom above {_LARGEST_DECAY}"
+        reason = f"is above {_LARGEST_DECAY}; the ready-made runs have 0.0"
         yield Problem("unusual-value", keys["weight_decay"], decay, reason)
     betas = list(values.get("betas") or ())
     if any(is_number(beta) and beta < _SMALLEST_BETA for beta in betas):
-        reason = (
-            f"is [0.9, 0.999] in the ready-made runs; below {_SMALLEST_BETA} AdamW follows the noise of single steps"
-        )
+        reason = f"below {_SMALLEST_BETA} AdamW follows the noise of steps; the ready-made runs have [0.9, 0.999]"
         yield Problem("unusual-value", keys["betas"], betas, reason)
     if is_number(seconds := values.get("seconds")) and seconds < _SMALLEST_SECONDS:
         reason = f"leaves a grader less than {_SMALLEST_SECONDS} seconds for an answer: right ones would be ungradable"

@@ -12,6 +12,7 @@ _FEW, _SHARE = 10, 0.1  # questions, and a share of them, from which on a warnin
 _FORM = re.compile(r"\\boxed\b|</?(?:answer|think|reasoning)>|step by step", re.IGNORECASE)
 #: Category of the answers -> graders of another kind.
 _MISFITS = {"factual": ("math",), "math": ("exact", "factual")}
+_KINDS = {"factual": "words", "math": "numbers or formulas"}
 
 
 def record_flaws(records: Sequence[Record], grader: str) -> tuple[tuple[str, str, str], ...]:
@@ -34,6 +35,8 @@ def record_flaws(records: Sequence[Record], grader: str) -> tuple[tuple[str, str
     kinds = [default_category(record.answer) for record in records if record.category in _MISFITS]
     for kind, graders in _MISFITS.items():
         if grader in graders and (misfits := kinds.count(kind)) >= max(1, _SHARE * len(records)):
-            reason = f"{misfits:,} of {len(records):,} gold answers are not of the kind of grader {grader}"
+            reason = (
+                f"{misfits:,} of {len(records):,} gold answers are {_KINDS[kind]}, and grader {grader} is for others"
+            )
             flaws.append(("grader-misfit", reason, "grader auto grades each answer by its kind (docs/grading.md)"))
     return tuple(flaws)
