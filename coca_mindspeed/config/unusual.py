@@ -38,6 +38,6 @@ def unusual_values(values: Mapping[str, Any], keys: Mapping[str, str], *, lora: 
 
 def late_checkpoint(key: str, interval: Any, steps: int | None) -> Iterator[Problem]:
     """The warning of a run that writes no checkpoint before its end."""
-    if is_number(interval) and steps is not None and interval >= steps > 1:
+    if is_number(interval) and steps is not None and interval >= steps > 2:  # a trial has two
         reason = f"no checkpoint is written before the end of the {steps} steps: a run that stops before starts over"
         yield Problem("no-checkpoint", key, interval, reason, "save more often")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
@@ -70,7 +70,9 @@ def preflight(texts: list[str], records: list[Record], *overrides: str) -> Prefl
     rollout = Rollout(
         token_ids=ids, lengths=lengths, prompts=[[0]] * len(texts), log_probs=zeros, finished=ended, entropy=zeros[:, 0]
     )
-    parsed = rollout.read(TokenText([bytes([byte]) for byte in range(256)]), ResponseParser(), 16)
+    parsed = rollout.read(
+        TokenText([bytes([byte]) for byte in range(256)]), method_settings("coca", max_confidence_tokens=16)
+    )
     graded = parsed.graded(records, FactualGrader("exact"))
     return Preflight(compose_run("demo", list(overrides)).run, rollout, graded, seconds=1.0)
 
