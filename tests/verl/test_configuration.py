@@ -142,13 +142,13 @@ LENGTHS = ("trainer.save_freq", "trainer.test_freq", "trainer.total_training_ste
 @pytest.mark.parametrize(
     ("overrides", "length", "validation", "updates", "warned"),
     [
-        ({}, "3 steps", "320 responses", "1 of 2", []),
-        ({"trainer.total_epochs": 2, "trainer.test_freq": 2}, "6 steps", "640 responses", "1 of 2", []),
+        ({}, "3 steps", "320 responses", "1 of 2", ["no-checkpoint"]),
+        ({"trainer.total_epochs": 2, "trainer.test_freq": 2}, "6 steps", "640 responses", "1 of 2", ["no-checkpoint"]),
         ({"data.train_max_samples": 4, "data.val_max_samples": 30}, "2 steps", "60 responses", "1 of 2", []),
         (dict.fromkeys(LENGTHS[:2], -1), "3 steps", "160 responses", "1 of 2", ["no-checkpoint"]),
-        ({LENGTHS[1]: -1, "trainer.val_before_train": "false"}, "3 steps", "none", "1 of 2", []),
+        ({LENGTHS[1]: -1, "trainer.val_before_train": "false"}, "3 steps", "none", "1 of 2", ["no-checkpoint"]),
         ({LENGTHS[2]: 1}, "1 steps", "320 responses", "1 of 2", ["one-step"]),
-        ({f"{FSDP}.ppo_mini_batch_size": 1}, "3 steps", "320 responses", "2 of 1", []),
+        ({f"{FSDP}.ppo_mini_batch_size": 1}, "3 steps", "320 responses", "2 of 1", ["no-checkpoint"]),
     ],
 )
 def test_the_plan_counts_steps_updates_validations_and_checkpoints(
