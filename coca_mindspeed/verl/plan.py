@@ -58,17 +58,22 @@ _OPTIMIZER = ("betas", "weight_decay", "clip_grad")
 _FILES = (TRAIN_FILES, VAL_FILES, "actor_rollout_ref.model.path")
 
 
-def verl_configuration(file: Path, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
-    """Compose a run with Hydra's overrides, as verl does, into plain containers; interpolations are resolved, or stay.
+def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose a run with Hydra's overrides, as verl does, into plain containers; interpolations are resolved.
 
     Raises MissingDependencyError without verl; ConfigError if the file cannot be composed, UsageError if only the
     overrides are at fault.
     """
+    return _composed(file, overrides)[0]
+
+
+def _composed(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration with its interpolations resolved, and as it is written."""
     try:
-        return _compose(file, overrides, resolve=resolve)
+        return _compose(file, overrides)
     except _ERRORS as error:
         try:
-            alone = _compose(file, ())
+            alone, _ = _compose(file, ())
         except _ERRORS as of_file:
             raise ConfigError(f"{file}: cannot be composed: {of_file}") from of_file
         problems = unknown_overrides(alone, overrides)  # Hydra would tell to add them
@@ -79,13 +84,13 @@ def verl_configuration(file: Path, overrides: Sequence[str], *, resolve: bool = 
 _ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)  # ValueError: defaults of wrong types
 
 
-def _compose(file: Path, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
+def _compose(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     search = ",".join(f"'file://{directory}'" for directory in (directory_of_verl(), *verl_directories()))
     with initialize_config_dir(str(file.resolve().parent), version_base=None):
         composed = compose(file.stem, overrides=[f"hydra.searchpath=[{search}]", *overrides])
-        values = OmegaConf.to_container(composed, resolve=resolve)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+        resolved: Any = OmegaConf.to_container(composed, resolve=True)
+        written: Any = OmegaConf.to_container(composed)
+    return resolved, written
 
 
 def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None) -> Plan:
@@ -95,9 +100,8 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
 
     Raises as :func:`verl_configuration`, and ConfigError for a section ``coca`` that cannot be used.
     """
-    config = verl_configuration(file, overrides)
+    config, written = _composed(file, overrides)
     run = VerlRun(config, verl_settings(config))
-    written = verl_configuration(file, overrides, resolve=False)
     problems = (
         *unknown_keys(config, overrides),
         *verl_problems(config, run.settings),
