@@ -70,11 +70,15 @@ def directory_of_verl() -> Path:
     return Path(folders[0]) / "trainer" / "config"
 
 
-def verls_defaults(engine: Any) -> dict[str, Any]:
+def verls_defaults(engine: Any) -> Mapping[str, Any]:
     """Verl's own configuration, with its interpolations as they are written."""
-    with initialize_config_dir(str(directory_of_verl().resolve()), version_base=None):
-        composed = compose(VERLS_OWN, overrides=[f"model_engine={engine if engine in ENGINES else ENGINES[0]}"])
-    defaults: Any = OmegaConf.to_container(composed)
+    return _composed(directory_of_verl().resolve(), engine if engine in ENGINES else ENGINES[0])
+
+
+@cache
+def _composed(directory: Path, engine: str) -> Mapping[str, Any]:
+    with initialize_config_dir(str(directory), version_base=None):
+        defaults: Any = OmegaConf.to_container(compose(VERLS_OWN, overrides=[f"model_engine={engine}"]))
     return dict(defaults)
 
 
