@@ -43,7 +43,7 @@ def preflight(
 
     ``problems`` are of section, requirements and layout, ``too_large`` of phases in ``memory`` that do not fit.
     ``questions`` reads the record files, of a run without problems; None if they are not here.  ``flaws`` of their
-    training records are warned about (``config.unusual.record_flaws``).
+    training records are warned about (``data.flaws.record_flaws``).
     """
     refused = (*problems, *too_large)
     counts = None if refused else questions()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native
@@ -28,6 +28,7 @@ from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
+    ask_the_doctor,
     ending_by_signals,
     join_cluster,
     open_log,
@@ -42,7 +43,7 @@ from coca_mindspeed.upstream.launch import (
     show,
     stopping_by_signals,
 )
-from coca_mindspeed.upstream.machine import Machine, show_findings
+from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.upstream.trial import check_trial, show_passed
@@ -79,7 +80,12 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
         if nodes.rank == 0 and not stages:
             say(f"every iteration of {call.directory()} is done")
             return 0
-        _ask_the_doctor(plan, call, overrides)
+        ask_the_doctor(
+            call,
+            overrides,
+            lambda: examine_machine(Machine(), plan.start.run, output=call.directory(), plan=plan),
+            _instead_of_npus(plan, call),
+        )
         check_gold_answers(plan.start, os.environ, starts=alone)
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
@@ -95,19 +101,9 @@ def _stages(start: ClusterRun, call: Launch) -> list[tuple[StageFiles, dict[str,
     return stages
 
 
-def _ask_the_doctor(plan: ClusterPlan, call: Launch, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set."""
-    show("coca-mindspeed", "doctor", call.run, *overrides)
-    if call.dry_run or os.environ.get("SKIP_DOCTOR"):
-        return
-    findings = examine_machine(Machine(), plan.start.run, output=call.directory(), plan=plan)
-    if not show_findings(findings, only_problems=True):
-        smoke = f"try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
-        instead = "try the method:  coca-mindspeed demo" if plan.start.native else smoke
-        raise ConfigError(
-            f"this machine is not ready for {call.run} (above: what is missing and how to get it).\n"
-            f"Without NPUs, {instead}"
-        )
+def _instead_of_npus(plan: ClusterPlan, call: Launch) -> str:
+    smoke = f"try its rewards and update on the local engine, with a tiny model:  {call.command} --smoke"
+    return f"Without NPUs, {'try the method:  coca-mindspeed demo' if plan.start.native else smoke}"
 
 
 def _join_or_train(

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageError
 from coca_mindspeed.upstream.claim import CLAIM, Claimant, read_claim
+from coca_mindspeed.upstream.machine import Finding, show_findings
 from coca_mindspeed.upstream.nodes import Nodes
 from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
 from coca_mindspeed.utils.console import print_text
@@ -199,6 +200,23 @@ def stopping_by_signals(call: Launch) -> Iterator[None]:
             raise InterruptedRunError(saved if step else "stopped before the first step", "continue with --resume")
     finally:
         request.withdraw()
+
+
+def ask_the_doctor(
+    call: Launch, overrides: Sequence[str], examine: Callable[[], Sequence[Finding]], instead: str
+) -> None:
+    """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set.
+
+    ``instead`` is a sentence on a start without the devices.
+    """
+    show("coca-mindspeed", "doctor", call.run, *overrides)
+    if call.dry_run or os.environ.get("SKIP_DOCTOR"):
+        return
+    if not show_findings(examine(), only_problems=True):
+        raise ConfigError(
+            f"this machine is not ready for {call.run} (above: what is missing and how to get it; SKIP_DOCTOR=1 starts "
+            f"all the same).\n{instead}"
+        )
 
 
 def open_log(directory: Path, rank: int) -> None:

@@ -27,9 +27,8 @@ from coca_mindspeed.upstream.machine import (
     shared_memory,
 )
 from coca_mindspeed.utils.text_formats import read_yaml
-from coca_mindspeed.verl.plan import make_plan, verl_configuration
+from coca_mindspeed.verl.plan import ComposedRun, compose_verl_run, plan_run
 from coca_mindspeed.verl.requirements import ROLLOUT, VerlRun
-from coca_mindspeed.verl.settings import verl_settings
 
 _RELEASE = "0.9.1"
 _GUIDE = "docs/verl.md, Software"
@@ -89,19 +88,21 @@ def examine_verl_machine(
     run: tuple[Path, Sequence[str]] | None = None,
     stack_name: str | None = None,
     output: Path | None = None,
+    composed: ComposedRun | None = None,
 ) -> list[Finding]:
     """Examine a machine for a run on verl, its file and overrides, or for any.
 
-    ``stack_name`` None: see :func:`find_stack`; ``output`` None is below ``runs``.
+    ``stack_name`` None: see :func:`find_stack`; ``output`` None is below ``runs``; ``composed`` is a run whose plan has
+    no problems.
     """
-    resolved, problems = None, []
-    if run is not None:
+    problems = []
+    if composed is None and run is not None:
         try:
-            config = verl_configuration(*run)
-            resolved = VerlRun(config, verl_settings(config))
-            problems = [Finding(False, problem) for problem in make_plan(*run).problems]
+            composed = compose_verl_run(*run)
+            problems = [Finding(False, problem) for problem in plan_run(composed).problems]
         except CocaError as error:
             problems = [Finding(False, problem) for problem in problems_of(error, "plan", "configuration")]
+    resolved = None if composed is None else composed.run
     engine = "vllm" if resolved is None else str(resolved.value(f"{ROLLOUT}.name"))
     stack = find_stack(machine, engine, stack_name)
     nodes = 1 if resolved is None else int(resolved.value("trainer.nnodes"))

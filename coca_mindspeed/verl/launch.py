@@ -9,10 +9,11 @@ from pathlib import Path
 
 from coca_mindspeed.config.compose import verl_directories
 from coca_mindspeed.config.plan import show_plan
-from coca_mindspeed.errors import ConfigError, Problem, UsageError, raise_problems
+from coca_mindspeed.errors import Problem, UsageError, raise_problems
 from coca_mindspeed.upstream.claim import claim_output
 from coca_mindspeed.upstream.launch import (
     Launch,
+    ask_the_doctor,
     ending_by_signals,
     join_cluster,
     open_log,
@@ -26,13 +27,13 @@ from coca_mindspeed.upstream.launch import (
     show,
     stopping_by_signals,
 )
-from coca_mindspeed.upstream.machine import Machine, show_findings
+from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.nodes import read_nodes
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.verl.doctor import examine_verl_machine
-from coca_mindspeed.verl.plan import make_plan, verl_configuration
+from coca_mindspeed.verl.plan import compose_verl_run, plan_run
 from coca_mindspeed.verl.requirements import ROLLOUT
 from coca_mindspeed.verl.upstream_keys import SET_BY_LAUNCH, directory_of_verl
 
@@ -62,8 +63,14 @@ def launch(call: Launch, file: Path) -> int:
             if not call.dry_run:
                 cluster.enter_context(claim_output(output, wait=call.resume))
             _check_output(output, resume=call.resume)
-        show_plan(make_plan(file, overrides))
-        _ask_the_doctor(call, file, overrides)
+        composed = compose_verl_run(file, overrides)
+        show_plan(plan_run(composed))
+        ask_the_doctor(
+            call,
+            overrides,
+            lambda: examine_verl_machine(Machine(), output=call.directory(), composed=composed),
+            f"Without devices, try it by  {call.command} --smoke",
+        )
         if not call.dry_run:
             open_log(output, nodes.rank)
         if nodes.rank:
@@ -84,22 +91,9 @@ def launch(call: Launch, file: Path) -> int:
         with nullcontext() if call.dry_run else stopping_by_signals(call):
             code = _main_ppo(call, file, [*where, "trainer.resume_mode=auto", *eager, *overrides])
         if call.trial and code == 0 and not call.dry_run:
-            check_trial(output, int(verl_configuration(file, overrides)["data"]["train_batch_size"]))
+            check_trial(output, int(composed.run.value("data.train_batch_size")))
             show_passed(call.run, output / "metrics.jsonl")
         return code
-
-
-def _ask_the_doctor(call: Launch, file: Path, overrides: Sequence[str]) -> None:
-    """Raise ConfigError if this machine is not ready, unless ``SKIP_DOCTOR`` is set."""
-    show("coca-mindspeed", "doctor", call.run, *overrides)
-    if call.dry_run or os.environ.get("SKIP_DOCTOR"):
-        return
-    findings = examine_verl_machine(Machine(), (file, overrides), output=call.directory())
-    if not show_findings(findings, only_problems=True):
-        raise ConfigError(
-            f"this machine is not ready for {call.run} (above: what is missing and how to get it; SKIP_DOCTOR=1 starts "
-            f"all the same).\nWithout devices, try it by  {call.command} --smoke"
-        )
 
 
 def _check_output(output: Path, *, resume: bool) -> None:

@@ -3,11 +3,11 @@
 verl must be installed for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -93,15 +93,40 @@ def _compose(file: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], dict
     return resolved, written
 
 
-def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None) -> Plan:
-    """Plan the run of a YAML file on verl, with Hydra's overrides; a run with problems has no rows.
+class ComposedRun(NamedTuple):
+    """A run on verl, from its check to its training: its file, overrides, and what they compose.
 
-    ``metrics`` is ``metrics.jsonl`` of an earlier run of the same sizes, for the time.
+    ``written`` is its configuration with the interpolations as they are written.
+    """
+
+    file: Path
+    overrides: Sequence[str]
+    run: VerlRun
+    written: Mapping[str, Any]
+
+
+def compose_verl_run(file: Path, overrides: Sequence[str]) -> ComposedRun:
+    """Compose the run of a YAML file on verl, with Hydra's overrides.
 
     Raises as :func:`verl_configuration`, and ConfigError for a section ``coca`` that cannot be used.
     """
     config, written = _composed(file, overrides)
-    run = VerlRun(config, verl_settings(config))
+    return ComposedRun(file, overrides, VerlRun(config, verl_settings(config)), written)
+
+
+def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None) -> Plan:
+    """Plan the run of a YAML file on verl; raises as :func:`compose_verl_run` and :func:`plan_run`."""
+    return plan_run(compose_verl_run(file, overrides), metrics)
+
+
+def plan_run(composed: ComposedRun, metrics: Path | None = None) -> Plan:
+    """Plan a composed run; one with problems has no rows.
+
+    ``metrics`` is ``metrics.jsonl`` of an earlier run of the same sizes, for the time; raises DataError if the time
+    cannot be read from it.
+    """
+    file, overrides, run, written = composed
+    config = run.values
     problems = (
         *unknown_keys(config, overrides),
         *verl_problems(config, run.settings),
@@ -136,7 +161,7 @@ def make_plan(file: Path, overrides: Sequence[str], metrics: Path | None = None)
         flaws=lambda: record_flaws(train or (), run.settings.grader),
         rows=(*_rows(run), *_length_rows(run, steps, asked), *sizes),
         notes=changed,
-        # What was estimated alone, and not compared with a device, is a warning.
+        # Memory is an estimate that was not compared with a device: too little of it is a warning.
         warnings=(*_warnings(run, steps), *memory_warnings(run, shapes, memory)),
     )
 

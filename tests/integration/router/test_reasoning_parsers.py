@@ -24,7 +24,7 @@ CASES = [(parser, form) for parser in PARSERS for form in FORMS]
 
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory):
-    """What each parser makes of each form, by the interpreter of vLLM's environment."""
+    """The fields that each parser returns for each form, by the interpreter of vLLM's environment."""
     tokenizer, directory = copy.deepcopy(qwen_like()), tmp_path_factory.mktemp("tokenizer")
     tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])

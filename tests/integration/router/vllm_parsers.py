@@ -1,4 +1,4 @@
-"""What vLLM's reasoning parsers make of token ids: ``python -m ... TOKENIZER`` reads cases, writes fields, as JSON.
+"""Run vLLM's reasoning parsers on token ids: ``python -m ... TOKENIZER`` reads cases, writes fields, as JSON.
 
 A case is ``[parser, ids]``; its result has the ``[field, text]`` of each token as it is streamed, and the fields of the
 whole reply.
