@@ -61,6 +61,9 @@ class Iterations:
         self.logger.info(self.metrics.metric, iteration, 6)
 
 
+TOKENS = 24_000
+
+
 class UpstreamTrainer:
     """The order of events in MindSpeed-RL's ``RayGRPOTrainer.fit``; ``die_at`` names the one before which it dies."""
 
@@ -82,12 +85,15 @@ class UpstreamTrainer:
         iteration = self.actor_worker.get_iteration()
         self.iterations = Iterations()
         while iteration < self.train_iters:
+            begin = stages_trainer.time.monotonic()
             next(data_iters)
             self.event("metrics", iteration + 1)
             self.compute_advantage(blocking=True, guarantee_order=False)
             rare = {"rare": 1.0} if iteration == 2 else {}
             iteration += 1
-            self.iterations.log(iteration, {"grad_norm": float(iteration), **rare, **self.transfer_dock})
+            seconds = stages_trainer.time.monotonic() - begin
+            speed = {"timing/all": seconds, "e2e_tps": TOKENS / seconds}
+            self.iterations.log(iteration, {"grad_norm": float(iteration), **rare, **speed, **self.transfer_dock})
             if iteration % 2 == 0:
                 self.save_checkpoint(iteration)
 
@@ -243,6 +249,20 @@ def test_an_iteration_is_saved_by_the_clock_too(start, monkeypatch):
         clock.ahead += 40 * 60 * (name == "metrics")
 
     assert start(on_event=forty_minutes).saves == [1, 2, 3, 4, 5, 6]
+
+
+def test_tokens_per_second_are_of_the_iteration_alone(start, tmp_path, monkeypatch):
+    """40 minutes each; MindSpeed-RL's time has the half hours of a validation and of a checkpoint by the clock too."""
+    clock = Clock(monkeypatch, saving)
+    monkeypatch.setattr(stages_trainer, "time", clock)
+
+    def pass_time(name, _iteration):
+        clock.ahead += 60 * (40 if name == "metrics" else 30)
+
+    start(on_event=pass_time)
+    rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
+    assert [row["timing/all"] / 60 for row in rows] == pytest.approx([70, 70, 40, 100, 40, 70], abs=0.1)
+    assert [row["e2e_tps"] for row in rows] == pytest.approx([10] * 6, rel=1e-3)
 
 
 def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):

@@ -44,6 +44,7 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.saving import CheckpointTimer, StopRequest
 
 _Upstream: Any = object  # the class of MindSpeed-RL is the next base
+_BETWEEN = "seconds/between_iterations"  # of a validation, and of a checkpoint by the clock
 
 
 class _StoppedError(Exception):
@@ -98,11 +99,14 @@ class SegmentTrainer(_Upstream):
 
     def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
         for batch in data_iters:
+            start = time.monotonic()
             self._save_or_stop()
             if self._iteration % (self._process.coca.validation_interval or 1) == 0:
                 self._validate(self._iteration)
                 self._save_or_stop()  # if it was asked to meanwhile
             self._iteration += 1
+            # Of this iteration, whose timing/all includes it; a validation clears what was reported before.
+            report(self.transfer_dock, {_BETWEEN: [time.monotonic() - start]})
             yield batch
 
     def _save_or_stop(self) -> None:
@@ -193,7 +197,8 @@ def iteration_metrics(original: Any) -> Any:
 class IterationLog(_Upstream):
     """Writes an iteration with all its metrics, of which ``fit`` tells it by ``info``, to a file; warns of problems.
 
-    The metrics ``held_out/`` of a validation before the iteration, which ``validation.jsonl`` has, are not logged.
+    The metrics ``held_out/`` of a validation before the iteration, which ``validation.jsonl`` has, are not logged, and
+    ``e2e_tps`` is of the iteration without it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -209,6 +214,8 @@ class IterationLog(_Upstream):
         process = process_settings()
         if not process.reference:
             row.pop("timing/non_overlap_reference_model", None)
+        if _BETWEEN in row:
+            row["e2e_tps"] *= row["timing/all"] / (row["timing/all"] - row[_BETWEEN])
         coca = process.coca
         if warning := self._health.after_step(iteration, row, coca.method.training_method):
             print_text(warning, sys.stderr)

@@ -1,6 +1,5 @@
 """Validation between iterations: held-out questions through the rollout and the graders of the training."""
 
-import time
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class Validation:
 
     def run(self, iteration: int) -> dict[str, float]:
         """Evaluate the current weights; write predictions, log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``."""
-        trainer, start = self._trainer, time.perf_counter()
+        trainer = self._trainer
         questions, size = list(range(len(self._prompts))), trainer.global_batch_size
         chunks = (questions[first : first + size] for first in range(0, len(questions), size))
         answers = [answer for chunk in chunks for answer in self._roll_out(chunk)]
@@ -54,11 +53,8 @@ class Validation:
         for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
             if logger is not None:
                 logger.log_metrics(named, iteration)
-        # Of the following iteration, whose timing/all includes it; the gap is for the health warnings.
-        report(
-            trainer.transfer_dock,
-            {"seconds/evaluation": [time.perf_counter() - start], **{name: [value] for name, value in gap.items()}},
-        )
+        # Of the following iteration, for the health warnings.
+        report(trainer.transfer_dock, {name: [value] for name, value in gap.items()})
         print(f"validation at iteration {iteration}: {named}", flush=True)
         return named
 

@@ -95,6 +95,8 @@ def run_and_check(warm, directory, ray_directory, changes, **start):
         assert -1 <= row["reward/confidence"] <= 0
         assert 0 <= row["reward/answer"] < 1
         assert row["seconds/grading"] > 0
+        tokens = row["update_tps"] * row["timing/update"]
+        assert row["e2e_tps"] * (row["timing/all"] - row["seconds/between_iterations"]) == pytest.approx(tokens)
     validations = metrics_of(directory, "validation.jsonl")
     assert [row["step"] for row in validations] == [0, 2, 3]
     assert all(0 <= row["held_out/accuracy"] <= 1 for row in validations)
