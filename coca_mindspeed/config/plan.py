@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -117,6 +117,13 @@ class QuestionCounts:
             fix = "remove them: on questions that are trained on, metrics do not show what holds on new ones"
             problems.append(Problem("questions-shared", key, evaluate, reason, fix))
         return tuple(problems)
+
+
+class Questions(NamedTuple):
+    """The questions of a run: their counts, and code, reason and fix of each flaw of the training records."""
+
+    counts: QuestionCounts
+    flaws: tuple[tuple[str, str, str], ...]
 
 
 _FEW_TOKENS = 2048  # of a response, in which published thinking models seldom end a thought

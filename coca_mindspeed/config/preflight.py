@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.config.layout import Layout
-from coca_mindspeed.config.plan import Phase, Plan, QuestionCounts, Row, form_notes, question_rows, short_thoughts
+from coca_mindspeed.config.plan import Phase, Plan, Questions, Row, form_notes, question_rows, short_thoughts
 from coca_mindspeed.errors import Problem
 
 
@@ -33,8 +33,7 @@ def preflight(
     problems: Iterable[Problem] = (),
     memory: Sequence[Phase] = (),
     too_large: Iterable[Problem] = (),
-    questions: Callable[[], QuestionCounts | None],
-    flaws: Callable[[], Sequence[tuple[str, str, str]]] = lambda: (),
+    questions: Callable[[], Questions | None],
     rows: Iterable[Row],
     notes: Iterable[str] = (),
     warnings: Iterable[Problem] = (),
@@ -42,13 +41,14 @@ def preflight(
     """Check a run: requirements and layout, memory, then data; out comes its plan.
 
     ``problems`` are of section, requirements and layout, ``too_large`` of phases in ``memory`` that do not fit.
-    ``questions`` reads the record files, of a run without problems; None if they are not here.  ``flaws`` of their
-    training records are warned about (``data.flaws.record_flaws``).
+    ``questions`` reads the record files, of a run without problems; None if they are not here.
     """
     refused = (*problems, *too_large)
-    counts = None if refused else questions()
+    asked = None if refused else questions()
     warned = [*warnings, *short_thoughts(method, names.max_new, layout.max_new)]
-    warned += [] if refused else [Problem(code, *names.train, reason, fix) for code, reason, fix in flaws()]
-    warned += counts.warnings(*names.train, *names.evaluate) if counts else ()
+    if asked is not None:
+        warned += [Problem(code, *names.train, reason, fix) for code, reason, fix in asked.flaws]
+        warned += asked.counts.warnings(*names.train, *names.evaluate)
     noted = (*form_notes(method, names.stable), *notes)
-    return Plan(title, (*rows, *question_rows(counts)), tuple(memory), noted, refused, tuple(warned))
+    listed = (*rows, *question_rows(asked and asked.counts))
+    return Plan(title, listed, tuple(memory), noted, refused, tuple(warned))

@@ -1,9 +1,10 @@
-"""Flaws of a training set that a run may start with: gold answers, forms of answers, and a grader that does not fit."""
+"""Questions of a run, and flaws that it may start with: gold answers, forms of answers, a grader that does not fit."""
 
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 
+from coca_mindspeed.config.plan import QuestionCounts, Questions
 from coca_mindspeed.data.records import Record, default_category
 from coca_mindspeed.errors import show_value
 
@@ -13,6 +14,12 @@ _FORM = re.compile(r"\\boxed\b|</?(?:answer|think|reasoning)>|step by step", re.
 #: Category of the answers -> graders of another kind.
 _MISFITS = {"factual": ("math",), "math": ("exact", "factual")}
 _KINDS = {"factual": "words", "math": "numbers or formulas"}
+
+
+def questions_of(train: Sequence[Record], evaluate: Sequence[Record], asked: int, grader: str) -> Questions:
+    """Count the questions of a run, whose training asks ``asked`` in all steps together, and look for flaws."""
+    counts = QuestionCounts.of((record.question for record in train), (record.question for record in evaluate), asked)
+    return Questions(counts, record_flaws(train, grader))
 
 
 def record_flaws(records: Sequence[Record], grader: str) -> tuple[tuple[str, str, str], ...]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from coca_mindspeed.algorithm.methods import MethodSettings
 from coca_mindspeed.algorithm.parsing import ResponseFormat
-from coca_mindspeed.config.plan import QuestionCounts
+from coca_mindspeed.config.plan import Questions
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
+from coca_mindspeed.data.flaws import questions_of
 from coca_mindspeed.data.prompts import form_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.registry import read_own
@@ -36,9 +37,9 @@ class RunInputs:
     show_progress: bool
 
     @cached_property
-    def questions(self) -> QuestionCounts:
-        train, evaluate = ([record.question for record in records] for records in (self.train, self.evaluate))
-        return QuestionCounts.of(train, evaluate, self.config.total_steps * self.config.rollout.prompts)
+    def questions(self) -> Questions:
+        asked = self.config.total_steps * self.config.rollout.prompts
+        return questions_of(self.train, self.evaluate, asked, self.config.data.grader)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:

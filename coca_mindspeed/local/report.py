@@ -48,7 +48,7 @@ def finish_run(run: "LocalRun", before: Sequence[Prediction], after: Sequence[Pr
         "seed": run.config.seed,
         "method": run.config.method.label,
         **scores,
-        "questions": asdict(run.inputs.questions),
+        "questions": asdict(run.inputs.questions.counts),
         "seconds": seconds,
     }
     write_json(run.output / _SUMMARY, summary)

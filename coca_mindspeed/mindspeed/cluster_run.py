@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import file_rows, steps_of_epochs, training_rows
-from coca_mindspeed.config.plan import QuestionCounts
+from coca_mindspeed.config.plan import Questions
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.flaws import record_flaws
+from coca_mindspeed.data.flaws import questions_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, translate
@@ -107,14 +107,9 @@ class ClusterRun:
         return train, evaluate
 
     @property
-    def flaws(self) -> tuple[tuple[str, str, str], ...]:
-        """Code, reason and fix of each flaw of the training records."""
-        return record_flaws(self.records[0], self.run.data.grader)
-
-    @property
-    def questions(self) -> QuestionCounts | None:
-        """Counts of the records; None without those of training, or if the length is unknown."""
-        train, evaluate = ([record.question for record in records] for records in self.records)
-        if not train or self.iterations is None:
+    def questions(self) -> Questions | None:
+        """Questions of the records; None without those of training, or if the length is unknown."""
+        if not self.records[0] or self.iterations is None:
             return None
-        return QuestionCounts.of(train, evaluate, self.iterations * self.stages * self.run.rollout.prompts)
+        asked = self.iterations * self.stages * self.run.rollout.prompts
+        return questions_of(*self.records, asked, self.run.data.grader)

@@ -90,7 +90,6 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
         too_large=_memory_problems(start, memory),
         warnings=_warnings(start),
         questions=lambda: start.questions,
-        flaws=lambda: start.flaws,
         rows=_rows(start, rates),
         notes=(
             *_notes(resolved, memory),

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import verl_directories
-from coca_mindspeed.config.plan import Phase, Plan, QuestionCounts, Row, file_rows
+from coca_mindspeed.config.plan import Phase, Plan, Row, file_rows
 from coca_mindspeed.config.preflight import Names, preflight
 from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
-from coca_mindspeed.data.flaws import record_flaws
+from coca_mindspeed.data.flaws import questions_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, Problem, UsageError, raise_problems, show_value
 from coca_mindspeed.utils.json_files import read_json_lines, read_steps
@@ -137,10 +137,9 @@ def plan_run(composed: ComposedRun, metrics: Path | None = None) -> Plan:
         return Plan(title, (), problems=problems)
     train, evaluate = _questions(run, TRAIN_FILES), _questions(run, VAL_FILES) if run.evaluates else ()
     steps = _steps(run, None if train is None else len(train))
-    counts = None
+    questions = None
     if train is not None and steps is not None:
-        asked_in_training, held_out = ([record.question for record in records or ()] for records in (train, evaluate))
-        counts = QuestionCounts.of(asked_in_training, held_out, steps * run.layout.prompts)
+        questions = questions_of(train, evaluate or (), steps * run.layout.prompts, run.settings.grader)
     shapes = read_shapes(Path(str(run.value("actor_rollout_ref.model.path")))) if estimated(run) else None
     npu = run.value("trainer.device") == "npu" or find_spec("torch_npu") is not None
     memory = () if shapes is None else phases(run, shapes, npu=npu)
@@ -157,8 +156,7 @@ def plan_run(composed: ComposedRun, metrics: Path | None = None) -> Plan:
         Names("coca.method=coca_stable", "data.max_response_length", *files),
         run.layout,
         memory=memory,
-        questions=lambda: counts,
-        flaws=lambda: record_flaws(train or (), run.settings.grader),
+        questions=lambda: questions,
         rows=(*_rows(run), *_length_rows(run, steps, asked), *sizes),
         notes=changed,
         # Memory is an estimate that was not compared with a device: too little of it is a warning.

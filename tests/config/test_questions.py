@@ -119,8 +119,10 @@ def test_the_plan_the_run_and_its_report_count_them(tmp_path, model, capsys, mon
     monkeypatch.setenv("COLUMNS", "200")  # a row in one line
     write_rows(tmp_path / "heldout.jsonl", [*HELD_OUT, *QUESTIONS[:2]])
     train = arguments(tmp_path, model, "trainer.steps=30")
-    assert main(["check", *train[1 : train.index("--output")], "trainer.steps=30", "--quiet"]) == 0
+    other = f"data.train={write_rows(tmp_path / 'other.jsonl', [*QUESTIONS, {**QUESTIONS[0], 'answer': '7'}])}"
+    assert main(["check", *train[1 : train.index("--output")], "trainer.steps=30", other, "--quiet"]) == 0
     warned = capsys.readouterr().err
+    assert "[gold-contradicts]" in warned
     assert "[questions-repeated]" in warned  # 60 questions of 6
     assert "[questions-shared]" in warned
     assert main(["check", *train[1 : train.index("--output")]]) == 0
