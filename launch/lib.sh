@@ -12,8 +12,7 @@ launch() {
 }
 
 start() {
-  export COCA_MINDSPEED_CPU_SHIM=tests.support.mindspeed_host # for hardware=host: what stands in for NPUs is test support
-  export PYTHONUNBUFFERED=1                                   # Python keeps lines back where it does not write to a terminal
+  export PYTHONUNBUFFERED=1 # Python keeps lines back where it does not write to a terminal
   exec "$PYTHON" -m coca_mindspeed.cli launch "$@"
 }
 
@@ -83,4 +82,6 @@ print(find() or "")')
   # configs/envs/runtime_env.yaml, unless they are exported where the head is started; the run prints them.
   export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES=true # MindSpeed-RL chooses the device itself
   export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1                   # errors in full, from every rank
+  # For hardware=host: test support stands in for NPUs.
+  export COCA_MINDSPEED_CPU_SHIM=tests.support.mindspeed_host
 }

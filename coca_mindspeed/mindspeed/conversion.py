@@ -19,12 +19,13 @@ if __name__ == "__main__":
     name_missing_packages()
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import CocaError, ConfigError, raise_problems
+from coca_mindspeed.errors import CocaError, ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import checkpoint_layout, newest_iteration, select_checkpoint
 from coca_mindspeed.mindspeed.checks import run_problems
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.start.driver import find_checkouts
+from coca_mindspeed.mindspeed.start.process import CPU_SHIM, cpu_shim
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.upstream.launch import (
     absolute_run,
@@ -208,6 +209,12 @@ def convert(
     """
     start = ClusterRun(run)
     raise_problems(run_problems(start), "the run is refused:")
+    if direction == "hf2mcore" and run.model.megatron_path is None:  # as hardware=host allows
+        reason = "must name the directory that the converter writes"
+        raise_problems([Problem("no-weights", start.key("model.megatron_path"), None, reason)])
+    # On CPUs, the shim's folder runs the converter, which imports packages that need an NPU.
+    on_host = run.hardware.platform == "host"
+    shim = [str(Path(cpu_shim(os.environ.get(CPU_SHIM)).__file__).parent)] if on_host else []
     what = direction, start, output, iteration
     home = os.environ.get("MINDSPEED_LLM_HOME", "$MINDSPEED_LLM_HOME")
     if not finish_only:
@@ -215,7 +222,7 @@ def convert(
             prepare(*what)
         show("cd", home)
         try:
-            command = [python(), *converter_arguments(*what)]
+            command = [python(), *shim, *converter_arguments(*what)]
             if code := run_child(command, dry_run=dry_run, **({} if dry_run else _in_mindspeed_llm())):
                 return code
         finally:

@@ -139,6 +139,14 @@ def test_an_unfinished_run_is_refused(finished, tmp_path, capsys, missing):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("folder", ["stage0", "checkpoints"])
+def test_a_run_on_mindspeed_rl_is_the_converters(tmp_path, capsys, folder):
+    (tmp_path / "run" / folder).mkdir(parents=True)
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 1
+    command = f"launch/convert_weights.sh mcore2hf RUN --output {tmp_path / 'run'}"
+    assert (command in capsys.readouterr().err) == (folder == "stage0")
+
+
 @pytest.mark.parametrize("content", ['{"after": ', "[]", '{"after": [], "questions": {}}', "\udcff"])
 @pytest.mark.parametrize("command", ["report", "export --card", "export --card --best"])
 def test_a_damaged_file_of_a_run_is_named(finished_demo, tmp_path, capsys, command, content):

@@ -387,6 +387,10 @@ def test_commands_that_fail_in_canns_script_do_not_end_ours(tmp_path):
         assert "still here" not in ended.stdout
 
 
+def test_runs_and_conversions_know_the_cpu_shim(tmp_path):
+    assert sourced(tmp_path, 'echo "$COCA_MINDSPEED_CPU_SHIM"').stdout.split() == ["tests.support.mindspeed_host"]
+
+
 def test_the_order_of_cann_toolkit_and_environment(tmp_path, monkeypatch):
     ascend = ascend_scripts(tmp_path, "export ASCEND_TOOLKIT_HOME=/old\n", "export ATB_HOME_PATH=/atb\n")
     for name in ("ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH"):

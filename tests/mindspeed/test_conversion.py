@@ -10,6 +10,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import conversion
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.start.process import CPU_SHIM
+from tests.support import mindspeed_host
 from tests.mindspeed.builders import checkpoint, model_config, write
 
 RUN = "qwen25_7b_910b"
@@ -180,3 +182,43 @@ def test_a_run_that_check_refuses_is_not_converted(capsys):
     typed = "mindspeed_rl.actor_config.tensor_model_parallel_size=3"
     assert conversion.main(["hf2mcore", "qwen25_7b_910b", typed, "--dry-run"]) == 1
     assert "tp-heads" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hardware", ["ascend_910b", "host"])
+def test_the_converter_runs_on_the_hardware_of_the_run(trained, homes, monkeypatch, hardware):
+    """In its own checkout; on CPUs by the shim, whose stubs stand in for the packages of NPUs that it imports."""
+    model, output = trained
+    typed = (f"hardware={hardware}", "hardware.npus_per_node=4", "hardware.nodes=1", f"model.path={model}")
+    commands = []
+
+    def run_child(command, *, cwd, **_):
+        assert cwd == homes["MINDSPEED_LLM_HOME"]
+        commands.append(command[1:3])
+        converter_runs(output)
+        return 0
+
+    monkeypatch.setattr(conversion, "run_child", run_child)
+    monkeypatch.delenv(CPU_SHIM, raising=False)
+    if hardware == "host":
+        assert main_of_conversion(output, *typed) == 1
+        assert not (output / "hf.converting").exists()
+    monkeypatch.setenv(CPU_SHIM, mindspeed_host.__name__)
+    assert main_of_conversion(output, *typed) == 0
+    shim = [str(Path(mindspeed_host.__file__).parent)]
+    assert commands == [[*shim, "convert_ckpt.py"] if hardware == "host" else ["convert_ckpt.py", "--use-mcore-models"]]
+    assert (output / "hf" / "model.safetensors").read_text() == "new"
+
+
+def test_weights_for_megatron_need_a_place(homes, tmp_path, capsys):
+    """``hardware=host`` trains without; the folder ``None`` would take them."""
+    original(tmp_path / "model", "tokenizer.json")
+    words = [
+        "hf2mcore",
+        RUN,
+        "hardware=host",
+        "hardware.npus_per_node=4",
+        f"model.path={tmp_path / 'model'}",
+        "model.megatron_path=null",
+    ]
+    assert conversion.main([*words, "--dry-run"]) == 1
+    assert "[no-weights]" in capsys.readouterr().err

@@ -134,19 +134,21 @@ def process_settings() -> ProcessSettings:
 def check_cpu_shim(settings: ProcessSettings) -> None:
     """Check before Ray starts that ``platform: host`` finds the CPU shim, and its vLLM if it needs one."""
     if settings.coca.platform == "host":
-        shim = _cpu_shim(settings)
+        shim = cpu_shim(settings.cpu_shim)
         if settings.coca.rollout_engine == "vllm":
             shim.vllm_cpu.known_vllm(settings.release)
 
 
-def _cpu_shim(settings: ProcessSettings) -> Any:
-    """The module that runs MindSpeed-RL without an NPU; it belongs to the tests, which are not installed."""
-    name = settings.cpu_shim or ""
+def cpu_shim(name: str | None) -> Any:
+    """Import the module that runs MindSpeed-RL without an NPU, which :data:`CPU_SHIM` names.
+
+    Raises MissingDependencyError without it: it belongs to the tests, which are not installed.
+    """
     try:
         if name:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
+        if error.name is None or not str(name).startswith(error.name):
             raise
     raise MissingDependencyError(
         f"coca.platform: host needs the repository's CPU shim, which {CPU_SHIM} names, found {name or 'none'}; start "
@@ -168,7 +170,7 @@ def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = 
     """Prepare this process and apply the hooks of ``processes`` in ``choose(manifest of the release)``."""
     settings = process_settings()
     # Imported before the path changes: the checkouts have a package ``tests`` of their own.
-    shim = _cpu_shim(settings) if settings.coca.platform == "host" else None
+    shim = cpu_shim(settings.cpu_shim) if settings.coca.platform == "host" else None
     # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
     first = [str(path) for path in settings.import_paths]
     sys.path[:] = [*first, *(path for path in sys.path if path not in first)]

@@ -21,18 +21,6 @@ from tests.integration.mindspeed.runs import json_lines
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-# The converter imports packages that need an NPU: let it find the host platform's stand-ins for them.
-PYTHON = """#!/usr/bin/env bash
-if [[ $1 == convert_ckpt.py ]]; then
-  exec {python} -c 'import runpy, sys
-sys.path.insert(0, "{repository}")  # the converter runs in a checkout that has a package tests of its own
-from tests.support.mindspeed_host import install
-install()
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")' "$@"
-fi
-exec {python} "$@"
-"""
 # The first step of Adam moves no weight by more than the learning rate, but for the rounding of float32.
 _ADAM_STEP = 1e-3 * (1 + 1e-5)
 SMOLLM2 = REPOSITORY / "models" / "smollm2"
@@ -110,9 +98,6 @@ CASES = {
 
 
 def _script(directory, script, *arguments, ray_directory="/nonexistent"):
-    python = directory / "python"
-    python.write_text(PYTHON.format(python=sys.executable, repository=REPOSITORY))
-    python.chmod(0o755)
     log = directory / "log"
     with log.open("ab") as output:
         done = subprocess.run(
@@ -121,7 +106,7 @@ def _script(directory, script, *arguments, ray_directory="/nonexistent"):
             stderr=subprocess.STDOUT,
             timeout=900,
             check=False,
-            env=environment(PYTHON=str(python), RAY_TMPDIR=ray_directory, RAY_PORT=str(free_port())),
+            env=environment(PYTHON=sys.executable, RAY_TMPDIR=ray_directory, RAY_PORT=str(free_port())),
         )
     assert done.returncode == 0, log.read_text(errors="replace")[-4000:]
 
