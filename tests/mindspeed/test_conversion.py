@@ -11,8 +11,8 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import conversion
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
-from tests.support import mindspeed_host
 from tests.mindspeed.builders import checkpoint, model_config, write
+from tests.support import mindspeed_host
 
 RUN = "qwen25_7b_910b"
 CONFIG = model_config(compose_run(RUN).run)
