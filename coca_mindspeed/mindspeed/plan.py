@@ -30,6 +30,7 @@ from coca_mindspeed.utils.process import GIB
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
 
 _SECONDS_PER_DAY = 86_400
+_IS_THRESHOLD = "coca.rollout_is_threshold"
 BF16, FP32 = 2, 4  # bytes of a number
 _GRAPH_MODE = (
     "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
@@ -104,11 +105,14 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
 def _warnings(start: ClusterRun) -> Iterator[Problem]:
     """Values that hardly any run means."""
     run, key = start.run, start.key
-    names = {name: key(f"optimizer.{name}") for name in ("lr", "grad_clip", "weight_decay", "betas")}
-    values = {name: getattr(run.optimizer, name) for name in names}
-    names |= {"clip": key("method.clip"), "seconds": key("data.grader_options.seconds")}
-    options = run.data.grader_options
-    yield from unusual_values({**values, "clip": run.method.clip, "seconds": options.get("seconds")}, names)
+    values = {name: (f"optimizer.{name}", getattr(run.optimizer, name)) for name in ("lr", "grad_clip", "weight_decay", "betas")}
+    values |= {
+        "clip": ("method.clip", run.method.clip),
+        "seconds": ("data.grader_options.seconds", run.data.grader_options.get("seconds")),
+        "max_new_tokens": ("rollout.max_new_tokens", run.rollout.max_new_tokens),
+        "is_threshold": (f"mindspeed_rl.{_IS_THRESHOLD}", value_of(start.values, _IS_THRESHOLD)),
+    }
+    yield from unusual_values({name: (key(ours), value) for name, (ours, value) in values.items()})
     yield from late_checkpoint(key("checkpoint.interval"), run.checkpoint.interval, start.iterations)
 
 

@@ -37,6 +37,7 @@ from coca_mindspeed.verl.memory import (
 )
 from coca_mindspeed.verl.requirements import (
     ACTOR,
+    CORRECTION,
     MEGATRON,
     ROLLOUT,
     TOKENS,
@@ -241,11 +242,14 @@ def _warnings(run: VerlRun, steps: int | None) -> Iterator[Problem]:
     if (interval := run.value("trainer.save_freq")) <= 0:
         reason = "no checkpoint is written, not even at the end: a stopped run starts over, and the weights are lost"
         yield Problem("no-checkpoint", "trainer.save_freq", interval, reason, "set trainer.save_freq=50")
-    names = {name: f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "betas")}
-    names |= {"grad_clip": f"{ACTOR}.optim.clip_grad", "clip": "coca.method.clip", "seconds": "coca.grading.seconds"}
-    values = {name: run.value(key) for name, key in names.items() if not key.startswith("coca.")}
-    values |= {"clip": run.settings.method.clip, "seconds": run.settings.grading.get("seconds")}
-    yield from unusual_values(values, names, lora=bool(run.value("actor_rollout_ref.model.lora_rank")))
+    threshold, corrected = f"{CORRECTION}.rollout_is_threshold", run.value(f"{CORRECTION}.rollout_is") is not None
+    keys = {name: f"{ACTOR}.optim.{name}" for name in ("lr", "weight_decay", "betas")}
+    keys |= {"grad_clip": f"{ACTOR}.optim.clip_grad", "max_new_tokens": "data.max_response_length"}
+    values = {name: (key, run.value(key)) for name, key in keys.items()}
+    values["clip"] = "coca.method.clip", run.settings.method.clip
+    values["seconds"] = "coca.grading.seconds", run.settings.grading.get("seconds")
+    values["is_threshold"] = threshold, run.value(threshold) if corrected else None
+    yield from unusual_values(values, lora=bool(run.value("actor_rollout_ref.model.lora_rank")))
     yield from late_checkpoint("trainer.save_freq", interval, steps)
     if steps == 1:
         reason = (

@@ -6,8 +6,8 @@ from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
 from coca_mindspeed.data.flaws import record_flaws
 from coca_mindspeed.data.records import Record
 
-KEYS = {name: f"section.{name}" for name in ("lr", "grad_clip", "clip", "weight_decay", "betas", "seconds")}
 USUAL = {"lr": 1e-6, "grad_clip": 1.0, "clip": 0.2, "weight_decay": 0.01, "betas": (0.9, 0.95), "seconds": None}
+USUAL |= {"is_threshold": 2.0, "max_new_tokens": 4096}
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,15 @@ USUAL = {"lr": 1e-6, "grad_clip": 1.0, "clip": 0.2, "weight_decay": 0.01, "betas
         ({"lr": 1e-6}, True, ["lr"]),
         ({"lr": 2e-5}, True, []),
         ({"weight_decay": 10, "betas": [0, 0], "seconds": 0.001}, False, ["weight_decay", "betas", "seconds"]),
-        ({"grad_clip": None, "betas": None}, False, []),
+        ({"grad_clip": None, "betas": None, "is_threshold": None}, False, []),
+        ({"is_threshold": 0.01, "max_new_tokens": 64}, False, ["is_threshold", "max_new_tokens"]),
+        ({"is_threshold": 1.0, "max_new_tokens": 128}, False, []),
     ],
 )
 def test_unusual_values(changes, lora, names):
-    problems = list(unusual_values(USUAL | changes, KEYS, lora=lora))
-    assert [problem.key for problem in problems] == [KEYS[name] for name in names]
+    settings = {name: (f"section.{name}", value) for name, value in (USUAL | changes).items()}
+    problems = list(unusual_values(settings, lora=lora))
+    assert [problem.key for problem in problems] == [f"section.{name}" for name in names]
     assert {problem.code for problem in problems} <= {"unusual-value"}
 
 

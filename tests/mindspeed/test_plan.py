@@ -136,10 +136,13 @@ def test_a_pass_for_log_probs_has_a_phase_of_its_own():
 
 def test_values_that_hardly_any_run_means_are_warned_about():
     changes = ["optimizer.lr=1e-3", "method.clip=0.01", "data.epochs=null", "trainer.steps=200"]
+    changes += ["mindspeed_rl.coca.rollout_is_threshold=0.01", "rollout.max_new_tokens=64"]
     plan = make_plan(compose_run("qwen25_7b_910b", [*changes, "checkpoint.interval=1000"]).run)
     assert [(problem.code, problem.key) for problem in plan.warnings] == [
         ("unusual-value", "optimizer.lr"),
         ("unusual-value", "method.clip"),
+        ("unusual-value", "mindspeed_rl.coca.rollout_is_threshold"),
+        ("unusual-value", "rollout.max_new_tokens"),
         ("no-checkpoint", "checkpoint.interval"),
     ]
     assert dict(plan.rows)["grader"] == "math"

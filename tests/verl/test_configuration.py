@@ -136,6 +136,9 @@ def exported(path, method, count):
     return path
 
 
+CORRECTION = "algorithm.rollout_correction"
+TINY = {"data.max_response_length": 64, f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": 0.1}
+UNUSUAL = ["unusual-value"] * 2  # of TINY
 LENGTHS = ("trainer.save_freq", "trainer.test_freq", "trainer.total_training_steps")
 
 
@@ -148,7 +151,7 @@ LENGTHS = ("trainer.save_freq", "trainer.test_freq", "trainer.total_training_ste
         (dict.fromkeys(LENGTHS[:2], -1), "3 steps", "160 responses", "1 of 2", ["no-checkpoint"]),
         ({LENGTHS[1]: -1, "trainer.val_before_train": "false"}, "3 steps", "none", "1 of 2", ["no-checkpoint"]),
         ({LENGTHS[2]: 1}, "1 steps", "320 responses", "1 of 2", ["one-step"]),
-        ({f"{FSDP}.ppo_mini_batch_size": 1}, "3 steps", "320 responses", "2 of 1", ["no-checkpoint"]),
+        ({f"{FSDP}.ppo_mini_batch_size": 1, **TINY}, "3 steps", "320 responses", "2 of 1", [*UNUSUAL, "no-checkpoint"]),
     ],
 )
 def test_the_plan_counts_steps_updates_validations_and_checkpoints(
