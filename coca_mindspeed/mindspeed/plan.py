@@ -105,7 +105,8 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
 def _warnings(start: ClusterRun) -> Iterator[Problem]:
     """Values that hardly any run means."""
     run, key = start.run, start.key
-    values = {name: (f"optimizer.{name}", getattr(run.optimizer, name)) for name in ("lr", "grad_clip", "weight_decay", "betas")}
+    of_optimizer = ("lr", "grad_clip", "weight_decay", "betas")
+    values = {name: (f"optimizer.{name}", getattr(run.optimizer, name)) for name in of_optimizer}
     values |= {
         "clip": ("method.clip", run.method.clip),
         "seconds": ("data.grader_options.seconds", run.data.grader_options.get("seconds")),
