@@ -65,7 +65,11 @@ def main() -> None:
     parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="of experiments.forms")
     forms = by_form(read_archive(parser.parse_args().archive))
     rows = [
-        (name, str(seed), *(f"{value:.3f}" for value in (run.correct.mean(), *measures(run).values())))
+        (
+            name,
+            str(seed),
+            *(f"{value:.3f}" for value in (run.row["accuracy"], run.row["AUROC"], *measures(run).values())),
+        )
         for name, of_seeds in forms.items()
         for seed, run in of_seeds.items()
     ]
@@ -74,7 +78,8 @@ def main() -> None:
         for (method, measure), (i, seeds, outcome) in differences(forms).items()
     ]
     header = ("method", "measure", "seeds", "group - none (95%)", "outcome")
-    print_text(f"{markdown_table(header, outcomes)}\n\n{markdown_table(('arm', 'seed', 'accuracy', *MEASURES), rows)}")
+    runs_header = ("arm", "seed", "accuracy", "AUROC", *MEASURES)
+    print_text(f"{markdown_table(header, outcomes)}\n\n{markdown_table(runs_header, rows)}")
 
 
 if __name__ == "__main__":
