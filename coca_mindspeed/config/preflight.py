@@ -30,25 +30,23 @@ def preflight(
     names: Names,
     layout: Layout,
     *,
-    problems: Iterable[Problem] = (),
-    memory: Sequence[Phase] = (),
-    too_large: Iterable[Problem] = (),
+    problems: Sequence[Problem] = (),
     questions: Callable[[], Questions | None],
+    memory: Sequence[Phase] = (),
     rows: Iterable[Row],
     notes: Iterable[str] = (),
     warnings: Iterable[Problem] = (),
 ) -> Plan:
-    """Check a run: requirements and layout, memory, then data; out comes its plan.
+    """Check a run: section, requirements, layout and memory, then data; out comes its plan.
 
-    ``problems`` are of section, requirements and layout, ``too_large`` of phases in ``memory`` that do not fit.
-    ``questions`` reads the record files, of a run without problems; None if they are not here.
+    ``problems`` are of all but the data.  ``questions`` reads the record files, of a run without problems; None if they
+    are not here.
     """
-    refused = (*problems, *too_large)
-    asked = None if refused else questions()
+    asked = None if problems else questions()
     warned = [*warnings, *short_thoughts(method, names.max_new, layout.max_new)]
     if asked is not None:
         warned += [Problem(code, *names.train, reason, fix) for code, reason, fix in asked.flaws]
         warned += asked.counts.warnings(*names.train, *names.evaluate)
     noted = (*form_notes(method, names.stable), *notes)
     listed = (*rows, *question_rows(asked and asked.counts))
-    return Plan(title, listed, tuple(memory), noted, refused, tuple(warned))
+    return Plan(title, listed, tuple(memory), noted, tuple(problems), tuple(warned))

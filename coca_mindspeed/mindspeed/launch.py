@@ -56,11 +56,11 @@ def launch(call: Launch) -> int:
 
     Raises UsageError for what was typed or exported wrong, CocaError for a run that cannot work.
     """
+    native = is_native(call.run)
     if call.smoke:
-        return _smoke(call)
+        return _smoke(call, native=native)
     nodes = read_nodes(os.environ)
     require_plain_weight_format()
-    native = is_native(call.run)
     typed, key = call.overrides, "coca.nodes" if native else "hardware.nodes"
     if call.trial:
         trial = read_layer("launch/trial_native" if native else "launch/trial")
@@ -89,7 +89,9 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
         check_gold_answers(plan.start, os.environ, starts=alone)
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
-        return _join_or_train(plan.start, stages, call, nodes)
+        npus, on_host = plan.start.run.hardware.npus_per_node, plan.start.run.hardware.platform == "host"
+        of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
+        return join_cluster(nodes, of_ray, call) if nodes.rank else _train(plan.start, stages, call, nodes, of_ray)
 
 
 def _stages(start: ClusterRun, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
@@ -106,21 +108,22 @@ def _instead_of_npus(plan: ClusterPlan, call: Launch) -> str:
     return f"Without NPUs, {'try the method:  coca-mindspeed demo' if plan.start.native else smoke}"
 
 
-def _join_or_train(
-    start: ClusterRun, stages: list[tuple[StageFiles, dict[str, Any]]], call: Launch, nodes: Nodes
+def _train(
+    start: ClusterRun,
+    stages: list[tuple[StageFiles, dict[str, Any]]],
+    call: Launch,
+    nodes: Nodes,
+    of_ray: Sequence[str],
 ) -> int:
-    npus, on_host = start.run.hardware.npus_per_node, start.run.hardware.platform == "host"
-    of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
-    if nodes.rank:
-        return join_cluster(nodes, of_ray, call)
-    training = None
+    """Train the stages in a Ray cluster, whose nodes are started with the options ``of_ray``."""
+    training, npus = None, nodes.total * start.run.hardware.npus_per_node
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
         training = driver.prepare(stages[0][1], os.environ, name_of=start.key)
     with ray_head(nodes, of_ray, dry_run=call.dry_run) as ended:
-        show("wait", str(nodes.timeout), str(nodes.total * npus), "NPUs")
+        show("wait", str(nodes.timeout), str(npus), "NPUs")
         if not call.dry_run:
-            wait_for_cluster(nodes.total * npus, "NPU", nodes.timeout, ended)
+            wait_for_cluster(npus, "NPU", nodes.timeout, ended)
         for number, (files, values) in enumerate(stages):
             file = files.results / RUN_FILE
             show("write", str(file))
@@ -144,9 +147,9 @@ def _join_or_train(
     return 0
 
 
-def _smoke(call: Launch) -> int:
+def _smoke(call: Launch, *, native: bool) -> int:
     """Two steps of the tiny model on the local engine, in a process of their own."""
-    if is_native(call.run):
+    if native:
         raise UsageError(
             "--smoke runs the local engine, which has none of MindSpeed-RL's keys: try the method by "
             f"`coca-mindspeed demo`, and this file by `{call.command} --trial`"

@@ -80,24 +80,22 @@ def make_plan(run: RunConfig, name: str = "a run", metrics: Path | None = None) 
     resolved, on_npus = start.resolved, run.hardware.platform == "npu"
     rates = _published_rates(resolved) or _UNPUBLISHED if metrics is None else _measured_rates(start, metrics)
     memory = npu_memory(resolved) if on_npus and not start.layout_problems else ()
+    problems = (*start.length.problems, *run_problems(start), *_memory_problems(start, memory))
+    rows, warnings = tuple(_rows(start, rates)), tuple(_warnings(start))
+    notes = (*_notes(resolved, memory), *start.model.notes, *_upstreams_own(run), *_native_notes(start))
     files = (start.key("data.train"), run.data.train), (start.key("data.evaluate"), run.data.evaluate)
+    names = Names(start.key("method") + "=coca_stable", start.key("rollout.max_new_tokens"), *files)
     plan = preflight(
         name,
         run.method,
-        Names(start.key("method") + "=coca_stable", start.key("rollout.max_new_tokens"), *files),
+        names,
         resolved.layout,
-        problems=(*start.length.problems, *run_problems(start)),
-        memory=memory,
-        too_large=_memory_problems(start, memory),
-        warnings=_warnings(start),
+        problems=problems,
         questions=lambda: start.questions,
-        rows=_rows(start, rates),
-        notes=(
-            *_notes(resolved, memory),
-            *start.model.notes,
-            *_upstreams_own(run),
-            *(_native_notes(start) if start.native else ()),
-        ),
+        memory=memory,
+        rows=rows,
+        notes=notes,
+        warnings=warnings,
     )
     return ClusterPlan(**vars(plan), start=start)
 
@@ -118,7 +116,9 @@ def _warnings(start: ClusterRun) -> Iterator[Problem]:
 
 
 def _native_notes(start: ClusterRun) -> Iterator[str]:
-    """Notes on MindSpeed-RL's keys that have no effect, or that the run sets."""
+    """Notes on keys without effect, or that the run sets, of a file in MindSpeed-RL's layout."""
+    if not start.native:
+        return
     if ignored := [problem.key for problem in ignored_keys(MindSpeedView(start.run.mindspeed_rl))]:
         yield f"no effect: {', '.join(ignored)}"
     yield f"set by the run: {', '.join((*SET_FOR_NATIVE_RUNS, 'actor_config.save'))}"

@@ -39,6 +39,7 @@ ACCEPTED, NOT_TRIED, FUNCTION, WEIGHT = "accepted", "not tried", "verifier_funct
         (["half"], {}, "math", WEIGHT),
         (["half"], {"verifier_weight": [2.0]}, "math", ACCEPTED),
         (["half", "half"], {"verifier_weight": [1.0, 1.0]}, "math", ACCEPTED),
+        (["half", "half"], {}, "math", WEIGHT),  # MindSpeed-RL has one weight by default
         (["acc", "acc"], {"verifier_weight": [1.0, 1.0]}, "math", WEIGHT),
         (["acc", "acc"], {"verifier_weight": [1.0]}, "math", WEIGHT),
         (["gone"], {}, "math", FUNCTION),

@@ -122,6 +122,7 @@ def worker_variables(
     Raises ConfigError if the file cannot be read, or an exported value contradicts the configuration.
     """
     rl, generate = config.get("rl_config") or {}, config.get("generate_config") or {}
+    uncut = manifest_of(process.release).uncut_sampling_environment
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
     try:
         variables = (read_yaml(path) or {}).get("env_vars", {})
@@ -133,7 +134,6 @@ def worker_variables(
     sampling = generate.get("sampling_config") or {}
     top_k = int(sampling.get("top_k", 50))  # MindSpeed-RL's default
     if top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
-        uncut = manifest_of(process.release).uncut_sampling_environment
         assigned |= {name: (value, "no top_k or top_p") for name, value in uncut.items()}
     required = [WEIGHT_FORMAT] if generate.get("enforce_eager", True) else [WEIGHT_FORMAT, _TASK_QUEUE]
     wrong = []

@@ -18,12 +18,12 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.verifier_scores import MODULE, score_answers
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.probe import Probe, check_custom_grader, make_probe
 from coca_mindspeed.utils.console import print_text
-from coca_mindspeed.utils.text_formats import value_of
 
 _NAMES, _WEIGHTS = "rl_config.verifier_function", "rl_config.verifier_weight"
 _HOMES = ("MEGATRON_HOME", "MINDSPEED_HOME", "MINDSPEED_LLM_HOME", "MINDSPEED_RL_HOME")
@@ -37,7 +37,7 @@ def check_verifier(start: ClusterRun, records: Sequence[Record]) -> None:
     cannot be built here, DataError if a record lacks what its grader needs.
     """
     data = start.run.data
-    if OWN_VERIFIER not in (value_of(start.values, _NAMES) or ()):
+    if OWN_VERIFIER not in MindSpeedView(start.values).verifiers:
         return
     with closing(build_grader(data.grader, data.grader_options)) as built:
         built.check(records)
@@ -61,7 +61,8 @@ def try_verifiers(
     MindSpeed-RL cannot run them.  Raises ConfigError if a verifier does not tell the two apart, or their weighted
     scores are not 1 for the right answer and at most 0 for the wrong one.
     """
-    names = list(value_of(values, _NAMES) or ())
+    view = MindSpeedView(values)
+    names, weights = view.verifiers, view.value(_WEIGHTS)
     if not names or OWN_VERIFIER in names:
         return
     home = Path(environment.get("MINDSPEED_RL_HOME") or "/nonexistent")
@@ -77,8 +78,8 @@ def try_verifiers(
     if (failure := next((text for text in results.values() if isinstance(text, str)), None)) and not starts:
         print_text(f"{untried}: MindSpeed-RL cannot run it here: {failure}", sys.stderr)
         return
-    weights = value_of(values, _WEIGHTS) or [1.0] * len(names)
-    raise_problems(list(_problems(names, weights, probe, results, prefix)))
+    problems = [*_problems(names, weights, probe, results, prefix)]
+    raise_problems(problems)
 
 
 def check_gold_answers(start: ClusterRun, environment: Mapping[str, str], *, starts: bool = False) -> None:
