@@ -58,13 +58,13 @@ def launch(call: Launch, file: Path) -> int:
     call.refuse_overrides(SET_BY_LAUNCH)
     overrides = call.on_nodes("trainer.nnodes", nodes, (*trial, *call.overrides))
     where = _places(output)
+    composed = compose_verl_run(file, overrides)
+    show_plan(plan_run(composed))
     with ExitStack() as cluster:
         if nodes.rank == 0:  # other nodes need not see its directory
             if not call.dry_run:
                 cluster.enter_context(claim_output(output, wait=call.resume))
             _check_output(output, resume=call.resume)
-        composed = compose_verl_run(file, overrides)
-        show_plan(plan_run(composed))
         ask_the_doctor(
             call,
             overrides,
