@@ -25,6 +25,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.tracking import Tracking
 from verl.workers.config import HFModelConfig
 
@@ -34,6 +35,7 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
+from coca_mindspeed.utils import saving
 from coca_mindspeed.utils.text_formats import value_of
 from coca_mindspeed.verl.batch import score_step
 from coca_mindspeed.verl.checks import verl_problems
@@ -44,6 +46,7 @@ from coca_mindspeed.verl.trainer import SegmentTrainer, SyncSegmentTrainer
 from coca_mindspeed.verl.upstream_keys import readers
 from tests.integration.verl import tiny
 from tests.support.verl_keys import keys_of
+from tests.support.waiting import Clock
 from tests.verl.configurations import VERLS_DEFAULTS, columns, record, verls_defaults
 
 VERL = Path(str(verl.__file__)).parent
@@ -92,6 +95,9 @@ class WithoutWorkers(SyncSegmentTrainer):
         self._init_tokenizer()
         self._init_dataloader()
         self._load_checkpoint()
+
+    def save(self) -> None:
+        self._save_checkpoint()
 
     def record(self, metrics: dict[str, Any]) -> None:
         self._compute_metrics(None, metrics, {}, global_steps=self.global_steps, epoch=0)
@@ -320,6 +326,23 @@ def test_a_step_of_two_mini_batches_is_measured_and_warned_about_as_one(
     failed = [1, 1]
     with pytest.raises(TrainingError, match="2 of 2 groups"):
         trainer.step({}, {})
+
+
+@pytest.mark.parametrize(("minutes", "interval", "saved"), [(30, 3, [2, 3, 5]), (30, 100, [2, 4]), (None, 3, [3])])
+def test_a_step_is_saved_by_the_clock_too(
+    without_workers: Any, monkeypatch: Any, minutes: Any, interval: int, saved: Any
+):
+    """A step takes 20 minutes; a checkpoint by verl's interval starts them anew."""
+    clock, saves = Clock(monkeypatch, saving), []
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: saves.append(self.global_steps))
+    monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda _: None)
+    trainer = without_workers(coca__checkpoint_minutes=minutes, trainer__total_training_steps=5)
+    for trainer.global_steps in range(1, 6):
+        clock.ahead += 20 * 60
+        if trainer.global_steps % interval == 0:
+            trainer.save()
+        trainer.on_step_end()
+    assert saves == saved
 
 
 def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
