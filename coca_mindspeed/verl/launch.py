@@ -107,12 +107,14 @@ def _check_output(output: Path, *, resume: bool) -> None:
 
 
 def _places(output: Path) -> list[str]:
-    """Overrides for verl's own places below one directory; others are variables, which Ray's processes inherit."""
-    os.environ |= {"VERL_FILE_LOGGER_PATH": f"{output}/metrics.jsonl", "TENSORBOARD_DIR": f"{output}/tensorboard"}
+    """Overrides for verl's own places below one directory; Ray brings variables to a cluster that is there already."""
+    variables = "++ray_kwargs.ray_init.runtime_env.env_vars"
     return [
         _quoted("trainer.default_local_dir", output / "checkpoints"),
         _quoted("trainer.rollout_data_dir", output / "samples"),
         _quoted("trainer.validation_data_dir", output / "validation"),
+        _quoted(f"{variables}.VERL_FILE_LOGGER_PATH", output / "metrics.jsonl"),
+        _quoted(f"{variables}.TENSORBOARD_DIR", output / "tensorboard"),
     ]
 
 

@@ -103,6 +103,8 @@ def test_a_trial_is_two_steps_of_the_run_itself_and_eager_on_npus(stand_in, npus
     assert values.items() >= lengths.items()
     assert values["RAY_ADDRESS"] == "local"  # another Ray of this machine is not joined
     assert values["hydra.run.dir"].strip("'") == str(folder / "run" / "hydra")
+    of_ray = "++ray_kwargs.ray_init.runtime_env.env_vars"  # also of a cluster that is there already
+    assert values[f"{of_ray}.VERL_FILE_LOGGER_PATH"].strip("'") == str(folder / "run" / "metrics.jsonl")
     assert [value for key, value in values.items() if key.endswith("enforce_eager")] == eager
     assert words[-1] == "data.seed=1"
 
