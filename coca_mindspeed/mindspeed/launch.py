@@ -33,7 +33,7 @@ from coca_mindspeed.upstream.launch import (
     join_cluster,
     open_log,
     python,
-    ray_head,
+    ray_cluster,
     read_layer,
     require_free_port,
     require_nodes,
@@ -45,7 +45,6 @@ from coca_mindspeed.upstream.launch import (
 )
 from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
-from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.console import print_text
 
@@ -120,10 +119,7 @@ def _train(
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
         training = driver.prepare(stages[0][1], os.environ, name_of=start.key)
-    with ray_head(nodes, of_ray, dry_run=call.dry_run) as ended:
-        show("wait", str(nodes.timeout), str(npus), "NPUs")
-        if not call.dry_run:
-            wait_for_cluster(npus, "NPU", nodes.timeout, ended)
+    with ray_cluster(nodes, of_ray, npus, "NPU", dry_run=call.dry_run):
         for number, (files, values) in enumerate(stages):
             file = files.results / RUN_FILE
             show("write", str(file))

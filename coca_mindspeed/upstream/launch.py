@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ from coca_mindspeed.errors import ConfigError, Problem, TrainingError, UsageErro
 from coca_mindspeed.upstream.claim import CLAIM, Claimant, read_claim
 from coca_mindspeed.upstream.machine import Finding, show_findings
 from coca_mindspeed.upstream.nodes import Nodes
-from coca_mindspeed.upstream.ray_cluster import set_ray_defaults
+from coca_mindspeed.upstream.ray_cluster import set_ray_defaults, wait_for_cluster
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.process import InterruptedRunError, stop_request
 from coca_mindspeed.utils.saving import StopRequest
@@ -298,30 +298,33 @@ def require_free_port(nodes: Nodes) -> None:
 
 
 @contextmanager
-def ray_head(nodes: Nodes, options: Sequence[str], *, dry_run: bool) -> Iterator[Callable[[], int | None]]:
-    """Start Ray's head on this node, and end it at the end; ``RAY_ADDRESS`` is its address.
+def ray_cluster(
+    nodes: Nodes, options: Sequence[str], number: int, resource: str | None = None, *, dry_run: bool
+) -> Iterator[None]:
+    """Start Ray's head on this node, wait for the others, and end it at the end; ``RAY_ADDRESS`` is its address.
 
-    A cluster that ``RAY_ADDRESS`` names already is joined instead, and goes on.  Gives a function that returns the
-    head's exit code, None while it runs.
+    ``options`` are of ``ray start``.  The cluster is to have ``number`` nodes, or as much of a resource.  One that
+    ``RAY_ADDRESS`` names already is joined instead, and goes on.  Raises as :func:`wait_for_cluster`.
     """
     set_ray_defaults()
-    if (address := named_cluster()) is not None:
-        show("join", address)
-        yield lambda: None
-        return
-    command = _ray_start(nodes, "--head", f"--port={nodes.port}", f"--node-ip-address={nodes.address}")
-    command += ["--include-dashboard=false", *options]
-    show(*command)
-    os.environ["RAY_ADDRESS"] = nodes.head
-    try:
-        if dry_run:
-            yield lambda: None
-            return
-        say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
-        with child(command, start_new_session=True) as head:  # Ctrl-C in a terminal is for this process alone
-            yield head.poll
-    finally:
-        os.environ.pop("RAY_ADDRESS", None)
+    head: list[Callable[[], int | None]] = []
+    with ExitStack() as cluster:
+        if (address := named_cluster()) is not None:
+            show("join", address)
+        else:
+            command = _ray_start(nodes, "--head", f"--port={nodes.port}", f"--node-ip-address={nodes.address}")
+            command += ["--include-dashboard=false", *options]
+            show(*command)
+            os.environ["RAY_ADDRESS"] = nodes.head
+            cluster.callback(os.environ.pop, "RAY_ADDRESS", None)
+            if not dry_run:
+                say(f"starting Ray on this node, for up to {nodes.timeout} seconds")
+                # Ctrl-C in a terminal is for this process alone.
+                head = [cluster.enter_context(child(command, start_new_session=True)).poll]
+        show("wait", str(nodes.timeout), str(number), f"{resource}s" if resource else "nodes")
+        if not dry_run:
+            wait_for_cluster(number, resource, nodes.timeout, *head)
+        yield
 
 
 def join_cluster(nodes: Nodes, options: Sequence[str], call: Launch) -> int:

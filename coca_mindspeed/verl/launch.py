@@ -18,7 +18,7 @@ from coca_mindspeed.upstream.launch import (
     join_cluster,
     open_log,
     python,
-    ray_head,
+    ray_cluster,
     read_layer,
     require_free_port,
     require_plain_weight_format,
@@ -29,7 +29,6 @@ from coca_mindspeed.upstream.launch import (
 )
 from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.nodes import read_nodes
-from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.verl.doctor import examine_verl_machine
@@ -78,10 +77,7 @@ def launch(call: Launch, file: Path) -> int:
         if nodes.total > 1:
             if not call.dry_run:
                 require_free_port(nodes)
-            ended = cluster.enter_context(ray_head(nodes, [], dry_run=call.dry_run))
-            show("wait", str(nodes.timeout), str(nodes.total), "nodes")
-            if not call.dry_run:
-                wait_for_cluster(nodes.total, None, nodes.timeout, ended)
+            cluster.enter_context(ray_cluster(nodes, [], nodes.total, dry_run=call.dry_run))
         else:
             # Without an address, Ray would join another one that runs on this machine.
             os.environ["RAY_ADDRESS"] = os.environ.get("RAY_ADDRESS") or "local"

@@ -9,10 +9,9 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed import launch
 from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.upstream import launch
 from coca_mindspeed.utils.saving import StopRequest
-from coca_mindspeed.verl import launch as launch_on_verl
 
 FOLDER = Path(os.environ["STAND_IN"])
 
@@ -55,7 +54,7 @@ def train(config):
 
 
 if __name__ == "__main__":
-    launch.wait_for_cluster = launch_on_verl.wait_for_cluster = wait_for_cluster
+    launch.wait_for_cluster = wait_for_cluster
     driver.prepare = lambda values, _environment, **_options: OmegaConf.create(values)
     driver.train = train
     sys.exit(main(sys.argv[1:]))

@@ -206,8 +206,7 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
     for module, name, stub in (
         (driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0")),
         (driver, "train", train),
-        (launch, "ray_head", lambda *_, **__: nullcontext(lambda: None)),
-        (launch, "wait_for_cluster", lambda *_: None),
+        (launch, "ray_cluster", lambda *_, **__: nullcontext()),
         (launch, "require_free_port", lambda _nodes: None),
         (launch, "open_log", lambda *_: None),
     ):
