@@ -1,6 +1,6 @@
 """The resolved configuration of a cluster run: one flat record of what the run file says.
 
-Defaults are those of MindSpeed-RL's config classes, because a key that a YAML file leaves out has that value there.
+A key that a YAML file leaves out has the default of MindSpeed-RL's config classes.
 """
 
 import math
@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 from coca_mindspeed.config.layout import Layout
 from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import Problem, raise_problems, validation_problems
-from coca_mindspeed.mindspeed.keys import actor_values, underscored
+from coca_mindspeed.mindspeed.keys import THEIRS, actor_values, of_the_actor, underscored
+from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.utils.text_formats import value_of
 
 # MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
@@ -28,8 +29,8 @@ class ResolvedConfig(Section):
 
     lr: float = Field(alias="optimizer.lr")
     save_interval: int = Field(alias="checkpoint.interval")
-    save_minutes: float | None = Field(alias="checkpoint.minutes")
-    keep_checkpoints: int | None = Field(alias="checkpoint.keep")
+    save_minutes: float | None = Field(None, alias="checkpoint.minutes")
+    keep_checkpoints: int | None = Field(None, alias="checkpoint.keep")
     load: str | None = Field(alias="model.megatron_path")
     nodes: int = Field(alias="hardware.nodes")
     npus: int = Field(alias="mindspeed_rl.rl_config.actor_resource.num_npus")
@@ -40,7 +41,7 @@ class ResolvedConfig(Section):
     hidden: int = Field(alias="model.architecture.hidden")
     heads: int = Field(alias="model.architecture.heads")
     query_groups: int = Field(alias="model.architecture.kv_groups")
-    grouped_queries: bool = Field(False, alias="mindspeed_rl.model.actor.group_query_attention")
+    grouped_queries: bool = Field(alias="mindspeed_rl.model.actor.group_query_attention")
     ffn: int = Field(alias="model.architecture.ffn")
     vocab: int = Field(alias="model.architecture.vocab")
     untied_embeddings: bool = Field(alias="model.architecture.untied_embeddings")
@@ -48,47 +49,47 @@ class ResolvedConfig(Section):
     qk_layernorm: bool = Field(alias="model.architecture.qk_layernorm")
     context: int = Field(alias="model.architecture.context")
     # training
-    tp: int = Field(1, alias="mindspeed_rl.actor_config.tensor_model_parallel_size")
-    pp: int = Field(1, alias="mindspeed_rl.actor_config.pipeline_model_parallel_size")
-    cp: int = Field(1, alias="mindspeed_rl.actor_config.context_parallel_size")
+    tp: int = Field(alias="mindspeed_rl.actor_config.tensor_model_parallel_size")
+    pp: int = Field(alias="mindspeed_rl.actor_config.pipeline_model_parallel_size")
+    cp: int = Field(alias="mindspeed_rl.actor_config.context_parallel_size")
     micro_batch: int = Field(alias="mindspeed_rl.actor_config.micro_batch_size")
-    sequence_parallel: bool = Field(False, alias="mindspeed_rl.megatron_training.sequence_parallel")
-    distributed_optimizer: bool = Field(False, alias="mindspeed_rl.megatron_training.use_distributed_optimizer")
-    recompute: str | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_granularity")
-    recompute_method: str | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_method")
-    recompute_layers: int | None = Field(None, alias="mindspeed_rl.megatron_training.recompute_num_layers")
+    sequence_parallel: bool = Field(alias="mindspeed_rl.megatron_training.sequence_parallel")
+    distributed_optimizer: bool = Field(alias="mindspeed_rl.megatron_training.use_distributed_optimizer")
+    recompute: str | None = Field(alias="mindspeed_rl.megatron_training.recompute_granularity")
+    recompute_method: str | None = Field(alias="mindspeed_rl.megatron_training.recompute_method")
+    recompute_layers: int | None = Field(alias="mindspeed_rl.megatron_training.recompute_num_layers")
     # the batch
     prompts: int = Field(alias="rollout.prompts")
     group: int = Field(alias="rollout.group_size")
     mini_batch: int = Field(alias="trainer.minibatches")
     epochs: int = Field(alias="trainer.ppo_epochs")
-    remove_padding: bool = Field(False, alias="mindspeed_rl.rl_config.use_remove_padding")
-    dynamic_batch: bool = Field(False, alias="mindspeed_rl.rl_config.use_dynamic_bsz")
-    update_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.update_max_packing_token_size")
-    logprob_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.actor_max_packing_token_size")
-    reference_tokens: int = Field(4096, alias="mindspeed_rl.rl_config.ref_max_packing_token_size")
-    rollout_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_rollout_dispatch_size")
-    update_dispatch: int | None = Field(None, alias="mindspeed_rl.rl_config.actor_update_dispatch_size")
-    kl_coefficient: float = Field(0.01, alias="mindspeed_rl.rl_config.init_kl_coef")
-    guarantee_order: bool = Field(False, alias="mindspeed_rl.rl_config.guarantee_order")
+    remove_padding: bool = Field(alias="mindspeed_rl.rl_config.use_remove_padding")
+    dynamic_batch: bool = Field(alias="mindspeed_rl.rl_config.use_dynamic_bsz")
+    update_tokens: int = Field(alias="mindspeed_rl.rl_config.update_max_packing_token_size")
+    logprob_tokens: int = Field(alias="mindspeed_rl.rl_config.actor_max_packing_token_size")
+    reference_tokens: int = Field(alias="mindspeed_rl.rl_config.ref_max_packing_token_size")
+    rollout_dispatch: int | None = Field(alias="mindspeed_rl.rl_config.actor_rollout_dispatch_size")
+    update_dispatch: int | None = Field(alias="mindspeed_rl.rl_config.actor_update_dispatch_size")
+    kl_coefficient: float = Field(alias="mindspeed_rl.rl_config.init_kl_coef")
+    guarantee_order: bool = Field(alias="mindspeed_rl.rl_config.guarantee_order")
     # rollout
-    rollout_tp: int = Field(8, alias="mindspeed_rl.generate_config.infer_tensor_parallel_size")
+    rollout_tp: int = Field(alias="mindspeed_rl.generate_config.infer_tensor_parallel_size")
     max_prompt: int = Field(alias="rollout.max_prompt_tokens")
     max_new: int = Field(alias="rollout.max_new_tokens")
-    max_model_len: int = Field(2048, alias="mindspeed_rl.generate_config.max_model_len")
-    max_batched_tokens: int = Field(2048, alias="mindspeed_rl.generate_config.max_num_batched_tokens")
-    ascend_scheduler: bool = Field(True, alias="mindspeed_rl.generate_config.ascend_scheduler_config_enabled")
-    max_sequences: int = Field(1, alias="mindspeed_rl.generate_config.max_num_seqs")
-    memory_utilization: float = Field(0.5, alias="mindspeed_rl.generate_config.gpu_memory_utilization")
-    enforce_eager: bool = Field(True, alias="mindspeed_rl.generate_config.enforce_eager")
+    max_model_len: int = Field(alias="mindspeed_rl.generate_config.max_model_len")
+    max_batched_tokens: int = Field(alias="mindspeed_rl.generate_config.max_num_batched_tokens")
+    ascend_scheduler: bool = Field(alias="mindspeed_rl.generate_config.ascend_scheduler_config_enabled")
+    max_sequences: int = Field(alias="mindspeed_rl.generate_config.max_num_seqs")
+    memory_utilization: float = Field(alias="mindspeed_rl.generate_config.gpu_memory_utilization")
+    enforce_eager: bool = Field(alias="mindspeed_rl.generate_config.enforce_eager")
     temperature: float = Field(alias="rollout.temperature")
     sampling_seed: int | None = Field(None, alias="mindspeed_rl.generate_config.sampling_config.seed")
     top_k: int = Field(50, alias="mindspeed_rl.generate_config.sampling_config.top_k")
     top_p: float = Field(1.0, alias="mindspeed_rl.generate_config.sampling_config.top_p")
     min_p: float = Field(0.0, alias="mindspeed_rl.generate_config.sampling_config.min_p")
-    offload_param: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_param")
-    offload_grad: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_grad")
-    offload_optimizer: bool = Field(False, alias="mindspeed_rl.generate_config.offload_train_optimizer")
+    offload_param: bool = Field(alias="mindspeed_rl.generate_config.offload_train_param")
+    offload_grad: bool = Field(alias="mindspeed_rl.generate_config.offload_train_grad")
+    offload_optimizer: bool = Field(alias="mindspeed_rl.generate_config.offload_train_optimizer")
 
     @property
     def kv_groups(self) -> int:
@@ -156,7 +157,7 @@ def refuse_mixtures(values: Mapping[str, Any], prefix: str = "") -> None:
 
 
 def resolve_config(run: RunConfig, translated: Mapping[str, Any], name_of: Callable[[str], str]) -> ResolvedConfig:
-    """Read the resolved configuration of a run for Ascend; ``translated`` are MindSpeed-RL's sections of it.
+    """Read the resolved configuration of a run for Ascend: its hardware, and ``translated``, MindSpeed-RL's sections.
 
     ``name_of`` gives the names of our keys in the run's file.
 
@@ -170,15 +171,14 @@ def resolve_config(run: RunConfig, translated: Mapping[str, Any], name_of: Calla
     if run.model.architecture is None:
         fix = "choose a model for a cluster: model=qwen25_7b"
         raise_problems([Problem("no-architecture", "model.architecture", None, "must be the model's shapes", fix)])
-    theirs = underscored(translated)
-    actor = actor_values(theirs)
-    refuse_mixtures(theirs, "mindspeed_rl.")
-    merged = {"model": {"actor": actor}, "megatron_training": actor, "actor_config": actor}
-    values = {**run.model_dump(), "mindspeed_rl": theirs | merged}
-    read = {key: value for key in KEYS.values() if (value := value_of(values, key, _ABSENT)) is not _ABSENT}
-    read |= {KEYS["mini_batch"]: theirs["rl_config"].get("mini_batch_size", 1), KEYS["load"]: actor.get("load")}
-    read[KEYS["keep_checkpoints"]] = value_of(theirs, "coca.keep_checkpoints")
-    read[KEYS["save_minutes"]] = value_of(theirs, "coca.checkpoint_minutes")
+    refuse_mixtures(translated, "mindspeed_rl.")
+    view = MindSpeedView(translated)
+    read = {KEYS[name]: getattr(run.hardware, name) for name in ("nodes", "memory_gib", "reserved_gib")}
+    for ours in set(KEYS.values()).difference(read):
+        key = of_the_actor(THEIRS.get(ours, ours).removeprefix("mindspeed_rl."))
+        value = value_of(view.values, view.place(key), view.DEFAULTS.get(key, _ABSENT))
+        if value is not _ABSENT:
+            read[ours] = value
     try:
         return ResolvedConfig.model_validate(read)
     except ValidationError as error:

@@ -33,6 +33,15 @@ def changed(resolved, **changes):
 _SEVEN = ClusterRun(compose_run("qwen25_7b_910b").run).resolved
 
 
+def test_sizes_are_those_of_mindspeed_rls_values():
+    start = ClusterRun(compose_run("qwen25_7b_910b").run)
+    start.values["rl_config"] |= {"n_samples_per_prompt": 4, "max_prompt_length": 100}
+    start.values["actor_config"] |= {"lr": 1e-5, "micro-batch-size": 3}
+    del start.values["actor_config"]["micro_batch_size"]
+    resolved = start.resolved
+    assert (resolved.group, resolved.max_prompt, resolved.lr, resolved.micro_batch) == (4, 100, 1e-5, 3)
+
+
 #: Parameters as the published checkpoints count them; 7B of TACO is Qwen2.5-7B.
 PARAMETERS = {
     "qwen25_1p5b": 1_543_714_304,
