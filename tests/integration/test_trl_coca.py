@@ -47,6 +47,8 @@ example = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = example
 spec.loader.exec_module(example)
 
+pytestmark = pytest.mark.timeout(1800)  # with the warm-up of a model; on a busy machine 10 minutes are not enough
+
 METHOD = {"confidence_decimals": 2, "max_confidence_tokens": 6, "advantage_eps": 0.05}
 #: In the library's words.
 

@@ -49,6 +49,8 @@ from tests.support.verl_keys import keys_of
 from tests.support.waiting import Clock
 from tests.verl.configurations import VERLS_DEFAULTS, columns, record, verls_defaults
 
+pytestmark = pytest.mark.timeout(1800)  # with the warm-up of a model
+
 VERL = Path(str(verl.__file__)).parent
 
 
