@@ -176,12 +176,12 @@ def check_inputs(
     from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
     check_custom_method(settings.method)
-    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    files = record_files(training.get("data_path"), settings.eval_data)
+    view = MindSpeedView(config)
+    files = record_files(view.value("megatron_training.data_path"), settings.eval_data)
     settings = with_digests(settings, files)
-    if (tokenizer := training.get("tokenizer_name_or_path")) is None:
+    if (tokenizer := view.value("megatron_training.tokenizer_name_or_path")) is None:
         return settings, {}
-    longest = config.rl_config.get("max_prompt_length") or 512  # MindSpeed-RL's default
+    longest = view.value("rl_config.max_prompt_length")
     return settings, check_prompts_of_files(Path(tokenizer), files, settings, longest, name_of)
 
 
@@ -216,8 +216,8 @@ def weight_folders(config: DictConfig) -> list[Path]:
 
     Of a checkpoint, a node needs only the part of its own ranks.
     """
-    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    model, load = (training.get(key) for key in ("tokenizer_name_or_path", "load"))
+    keys = "megatron_training.tokenizer_name_or_path", "megatron_training.load"
+    model, load = map(MindSpeedView(config).value, keys)
     folders = [] if model is None else [Path(model)]
     if load is not None and newest_iteration(Path(load)) is None:
         folders.append(Path(load))
@@ -291,12 +291,12 @@ def prepare(
     for ignored in ignored_keys(MindSpeedView(config)):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)
+    variables = worker_variables(process, config, environment)
     if before is None:
         settings, prompts = check_inputs(settings, config, name_of)
     else:
         prompts, settings = before.prompts, settings.model_copy(update={"data_sha256": before.process.coca.data_sha256})
     process = process.model_copy(update={"coca": settings})
-    variables = worker_variables(process, config, environment)
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):
         print(f"  {name}={value}  ({source})", flush=True)
