@@ -171,7 +171,7 @@ def untrusted(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("named", ["run", "run/model", "model"])
+@pytest.mark.parametrize("named", ["run", pytest.param("run/model", marks=pytest.mark.nightly), "model"])
 def test_python_of_a_directory_is_run_only_if_it_is_trusted(untrusted, capsys, named):
     assert main(["ask", str(untrusted / named), "q"]) == 1
     assert not (untrusted / "ran").exists()

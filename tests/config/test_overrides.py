@@ -8,7 +8,7 @@ import pytest
 from coca_mindspeed.config.compose import MAPPING_KEYS, PATH_KEYS, compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
-from tests.tables import read_table
+from tests.tables import EVERY, check_rows, read_table
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,22 @@ def test_every_free_form_key_of_ours_is_replaced():
 LONG = [(f"rollout.prompts={'9' * 5000}", ""), (f"data.grader_options={'[' * 2000}{']' * 2000}", "")]
 
 
-@pytest.mark.parametrize(("override", "problem"), [*read_table(__file__, "refused_overrides.tsv"), *LONG])
-def test_the_override_is_blamed_and_not_the_file(override, problem):
+@pytest.mark.parametrize("every", EVERY)
+def test_the_override_is_blamed_and_not_the_file(every):
     """With code, key and the name that is suggested, if there is one."""
-    with pytest.raises(UsageError) as caught:
-        compose_run("demo", [override])
-    message = str(caught.value)
-    assert message.startswith(f"override {override[:20]!r}"[:-1])
-    assert "demo.yaml" not in message
-    assert len(message) < 1000
-    code, key, suggested = [*problem.split(), "", "", ""][:3]
-    assert [(found.code, found.key) for found in caught.value.problems] == ([(code, key)] if code else [])
-    assert suggested in message
+
+    def check(override: str, expected: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            compose_run("demo", [override])
+        message = str(caught.value)
+        assert message.startswith(f"override {override[:20]!r}"[:-1])
+        assert "demo.yaml" not in message
+        assert len(message) < 1000
+        code, key, suggested = [*expected.split(), "", "", ""][:3]
+        assert [(problem.code, problem.key) for problem in caught.value.problems] == ([(code, key)] if code else [])
+        assert suggested in message
+
+    check_rows(check, [*LONG, *read_table(__file__, "refused_overrides.tsv")[::every]])
 
 
 def test_a_method_is_found_by_another_name():
