@@ -81,7 +81,7 @@ def test_the_recipes_name_what_is_there():
 def files_of_a_run() -> str:
     """The table of the files in a run's directory."""
     rows = {
-        MARKER: "id, release, method, digests of data and prompt; marks the directory as a run",
+        MARKER: "what the run was started with: settings, digests of data and prompt, form of the prompts, release",
         LOCK: "held while a process uses the directory",
     } | FILES
     return "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())

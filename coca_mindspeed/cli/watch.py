@@ -47,14 +47,13 @@ _SCALARS: tuple[tuple[str, str], ...] = (
     ("eval/success_rate", "success rate, held out"),
     ("eval/tokens_to_confidence", "tokens to confidence"),
 )
-_BEGUN = ("metrics.jsonl", "mindspeed_rl.yaml")  # the latter is there before the first iteration on Ascend
 _GO_ON = "no process trains it; its command with --resume continues it"
 _SAMPLE_FILES = 20  # newest files of rollout samples behind the reliability table; each holds few answers
 
 
 def _is_run(path: Path) -> bool:
     """Whether a run of any engine has begun here."""
-    return is_ours(path, "run") or any((path / name).exists() for name in _BEGUN)
+    return is_ours(path, "run") or (path / "metrics.jsonl").exists()
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

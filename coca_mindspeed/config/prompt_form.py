@@ -17,11 +17,11 @@ from coca_mindspeed.config.schema import Section
 from coca_mindspeed.config.values import TemplateVariables
 from coca_mindspeed.errors import ConfigError, DataError, did_you_mean, validation_problems
 from coca_mindspeed.utils.custom_code import is_custom
-from coca_mindspeed.utils.directories import run_of_model
+from coca_mindspeed.utils.directories import MARKER, read_marker, run_of_model
 from coca_mindspeed.utils.json_files import read_object, write_json
 
 ComputeDtype = Literal["float32", "bfloat16"]
-#: The file in the directory of a run, or of an exported model.
+#: The file of an exported model; a run has the same content in its marker, ``prompt``.
 PROMPT_FILE = "coca_prompt.json"
 _DIGITS = 16  # of a digest
 
@@ -94,7 +94,7 @@ _OurMethod = Annotated[str, AfterValidator(_our_method)]
 
 
 class TrainedPrompt(Section):
-    """The content of :data:`PROMPT_FILE`."""
+    """The content of :data:`PROMPT_FILE`, and of ``prompt`` in a run's marker."""
 
     version: Literal[2] = Field(2, description="of this file's form")
     form: PromptForm
@@ -117,7 +117,7 @@ class TrainedPrompt(Section):
         )
 
     def write(self, directory: Path) -> None:
-        """Write the file of a run or of an exported model."""
+        """Write the file of an exported model."""
         write_json(directory / PROMPT_FILE, self.model_dump(mode="json"))
 
 
@@ -154,17 +154,24 @@ def prompt_file(path: Path) -> Path | None:
     """The file that ``path`` is or holds; that of the run, for a model in a run's directory; None: there is none."""
     if path.is_file():
         return path
-    run = run_of_model(path)
-    places = [path] if run is None else [path, run]
-    return next((file for place in places if (file := place / PROMPT_FILE).is_file()), None)
+    for place in filter(None, (path, run_of_model(path))):
+        if "form" in ((read_marker(place, "run") or {}).get("prompt") or {}):
+            return place / MARKER
+        if (file := place / PROMPT_FILE).is_file():
+            return file
+    return None
 
 
 def read_prompt_file(file: Path) -> TrainedPrompt:
-    """Read :data:`PROMPT_FILE`, also of earlier versions; ConfigError with every problem, a line each, by its key."""
+    """Read :data:`PROMPT_FILE`, also of earlier versions, or that part of a run's marker.
+
+    Raises ConfigError with every problem, a line each, by its key.
+    """
     try:
         content = read_object(file)
     except DataError as error:
         raise ConfigError(str(error)) from error
+    content = (content.get("prompt") or {}) if content.get("kind") == "run" else content
     earlier = "form" not in content and isinstance(content.get("method"), dict)
     try:
         if earlier:

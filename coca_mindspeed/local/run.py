@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from coca_mindspeed.config.plan import show_plan
 from coca_mindspeed.config.prompt_form import TrainedPrompt
+from coca_mindspeed.config.run_marker import RunMarker
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.prompts import render_prompts
 from coca_mindspeed.data.records import Record
@@ -114,6 +115,17 @@ class LocalRun:
         [first] = render_prompts(self.tokenizer, self.inputs.train[:1], system_prompt)
         return hashlib.sha256(first.encode()).hexdigest()
 
+    @property
+    def marker(self) -> RunMarker:
+        """What the run is started with."""
+        return RunMarker(
+            engine="local",
+            settings=self.config.model_dump(mode="json"),
+            data={name: dict(digest) for name, digest in self.inputs.digests.items()},
+            first_prompt_sha256=self.prompt_sha256,
+            prompt=self.prompt,
+        )
+
     def check_prompts(self) -> None:
         """Raise ConfigError or DataError for a prompt that the model cannot process, or a resumed run renders anew."""
         config, inputs, tokenizer = self.config, self.inputs, self.tokenizer
@@ -141,7 +153,7 @@ class LocalRun:
         """Load the policy, write the run's marker, and warm up, unless a checkpoint is resumed."""
         config, inputs = self.config, self.inputs
         policy = None if inputs.model is None else self.load(inputs.model, inputs.where)
-        write_settings(inputs.state, config, inputs.digests, self.prompt, self.prompt_sha256)
+        write_settings(inputs.state, config, self.marker)
         with self._timed("warm_up", self.started):
             if policy is None:
                 with interruptible("stopped in the warm-up; nothing is saved; start the run again"):

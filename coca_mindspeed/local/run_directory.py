@@ -1,14 +1,13 @@
 """The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
-The directory is locked and inspected before anything else is read.  The marker ``coca-mindspeed.json`` (id, data
-digests, prompt hash) is written after all checks but the sampled responses, so a start that fails before leaves nothing
-behind.  This module does not import torch.
+The directory is locked and inspected before anything else is read.  The marker (:mod:`.config.run_marker`) is written
+after all checks but the sampled responses, so a start that fails before leaves nothing behind.  This module does not
+import torch.
 """
 
 import math
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed import __version__
-from coca_mindspeed.config import checks
+from coca_mindspeed.config.checks import check_resumed_settings
 from coca_mindspeed.config.compose import to_yaml, validate_config
-from coca_mindspeed.config.prompt_form import PROMPT_FILE, TrainedPrompt
+from coca_mindspeed.config.prompt_form import PROMPT_FILE
+from coca_mindspeed.config.run_marker import RunMarker, is_run_of, read_run_marker
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
@@ -29,27 +28,23 @@ from coca_mindspeed.utils.directories import (
     MARKER,
     PROGRESS,
     check_writable,
-    is_ours,
     lock_run,
     nearby_runs,
     nearest_directory,
-    read_marker,
     remove_entries,
-    write_marker,
 )
 from coca_mindspeed.utils.files import is_hub_id, write_atomically
-from coca_mindspeed.utils.text_formats import YamlError, differences, read_yaml
+from coca_mindspeed.utils.text_formats import differences
 
-_KIND = "run"
 _MIB = 2**20
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 WARMED_UP = "warm_start"  # the model after the warm-up
 BEST_MODEL = "best_model"  # by checkpoint.best
 _UNFINISHED = ((".", ".writing"), (".replaced_", ""))  # names of a model while it is replaced
+_SETTINGS = "config.yaml"
 #: The files of a run, one line each; ``make docs`` writes them into docs/training.md.
 FILES = {
-    "config.yaml": "the resolved configuration",
-    PROMPT_FILE: "the form of the prompts, read by `ask`, `export` and `collect`",
+    _SETTINGS: "the resolved configuration, for `train` and `check`",
     "untrained": "the built-in tiny model before its warm-up",
     WARMED_UP: "the model after the format warm-up",
     "warm_up": "the last checkpoint of a warm-up that is not finished",
@@ -78,6 +73,7 @@ FILES = {
 # Must not exist before a run, and are removed when a run without steps starts again.
 ENTRIES = (
     *FILES,
+    PROMPT_FILE,  # of an earlier release
     *(f"{name}{model}{end}" for model in ("model", WARMED_UP, BEST_MODEL) for name, end in _UNFINISHED),
 )
 _FACTS = facts_of(RunConfig)
@@ -115,25 +111,18 @@ class RunState:
     """The state of a run's output directory."""
 
     path: Path
-    marker: Mapping[str, Any] = field(default_factory=dict)  # of the run that is there; empty: there is none
+    # Of the run that is there; without settings, there is none.
+    marker: RunMarker = field(default_factory=lambda: RunMarker(engine="local", settings={}))
     newest: Checkpoint | None = None  # the checkpoint to continue from; None: the run begins
     has_steps: bool = False  # the run that is there finished a step
     resume: bool = False  # the run that is there goes on
 
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
     @cached_property
     def saved(self) -> RunConfig:
-        """The configuration of the run that is there; raises ConfigError if it cannot be read."""
-        try:
-            values = read_yaml(self.config_path)
-        except (OSError, YamlError) as error:
-            raise ConfigError(
-                f"{self.config_path}: the configuration of the run to resume cannot be read: {error}"
-            ) from error
-        return validate_config(values, self.config_path)
+        """The configuration of the run that is there; raises ConfigError if it cannot be used."""
+        if not self.marker.settings:
+            raise ConfigError(f"{self.path}: the settings of the run to resume are not there")
+        return validate_config(self.marker.settings, self.path)
 
 
 @contextmanager
@@ -147,19 +136,19 @@ def open_run_directory(path: Path, *, resume: bool) -> Iterator[RunState]:
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
     check_writable(path)
     with lock_run(path):
-        if is_ours(path, _KIND):
+        if is_run_of(path, "local"):
             remove_leftovers(path)
         yield _inspect(path, resume)
 
 
 def _inspect(path: Path, resume: bool) -> RunState:
-    marker = read_marker(path, _KIND)
+    marker = read_run_marker(path, "local") if is_run_of(path, "local") else None
     if marker is None:
         if others := [name for name in (*ENTRIES, MARKER) if (path / name).exists()]:
             reason = f"holds {others[0]!r}, and is not the directory of a run"
             raise_problems([Problem("not-a-run", "--output", path, reason, "choose a new or empty directory")])
         if resume:
-            nearby = nearby_runs(path, lambda other: is_ours(other, _KIND))
+            nearby = nearby_runs(path, lambda other: is_run_of(other, "local"))
             fix = f"correct --output, or leave --resume out to start a run{nearby}"
             raise_problems([Problem("no-run", "--output", path, "holds no run to resume", fix)])
         return RunState(path)
@@ -171,7 +160,7 @@ def _inspect(path: Path, resume: bool) -> RunState:
             f"--output {path}: already holds a run; add --resume to continue it, remove it, or choose another directory"
         )
     if has_steps:
-        _check_release(path, str(marker.get("version")))
+        _check_release(path, marker.version)
     return RunState(path, marker, checkpoints[-1] if checkpoints else None, has_steps, resume)
 
 
@@ -226,35 +215,22 @@ def check_space(config: RunConfig, state: RunState, model: Path | None) -> None:
         raise_problems([Problem("disk", "--output", state.path, reason, fix)])
 
 
-def write_settings(
-    state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]], prompt: TrainedPrompt, prompt_sha256: str
-) -> None:
-    """Write marker, settings and prompt of a run that begins; files of another run without steps are removed."""
-    path, marker = state.path, state.marker
+def write_settings(state: RunState, config: RunConfig, marker: RunMarker) -> None:
+    """Write marker and settings of a run that begins or goes on; files of another one without steps are removed."""
+    path, resumed = state.path, bool(state.marker.settings)
     try:
-        if marker and not state.has_steps and not _creates_the_same(state, config, data):
-            remove_entries(path, _KIND, ENTRIES)
-            marker = {}
-        if not marker:
-            marker = {
-                "id": uuid.uuid4().hex,
-                "method": config.method.label,
-                "seed": config.seed,
-                "model": config.model.path,
-                "version": __version__,
-                "data": data,
-                "prompt": {"sha256": prompt_sha256, "date": config.model.prompt_date},
-            }
-            write_marker(path, _KIND, marker)
-        write_atomically(state.config_path, to_yaml(config))
-        prompt.write(path)
+        if resumed and not state.has_steps and not _creates_the_same(state, config, marker):
+            remove_entries(path, "run", ENTRIES)
+            resumed = False
+        marker.write(path, resumed=resumed)
+        write_atomically(path / _SETTINGS, to_yaml(config))
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def _creates_the_same(state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+def _creates_the_same(state: RunState, config: RunConfig, marker: RunMarker) -> bool:
     """True if an unfinished start can be reused: same settings, same data."""
-    if state.marker.get("data") != data or not state.config_path.exists():
+    if state.marker.data != marker.data:
         return False
     changed = differences(state.saved.model_dump(mode="json"), config.model_dump(mode="json"))
     return {fact_of(_FACTS, key).resume for key, _, _ in changed} <= {"free", "memory"}
@@ -264,10 +240,10 @@ def check_same_settings(state: RunState, config: RunConfig) -> None:
     """Raise ConfigError for settings, but the length, that would have changed the steps already taken."""
     free = {key for key, facts in _FACTS.items() if facts.resume in _MAY_CHANGE}
     named = sorted(key for key in free if key.rpartition(".")[0] not in free)
-    checks.check_resumed_settings(
+    check_resumed_settings(
         state.saved.model_dump(mode="json"),
         config.model_dump(mode="json"),
-        where=state.config_path,
+        where=state.path,
         fix=f"only {', '.join(named)} may change when a run is resumed",
         may_change=lambda key: fact_of(_FACTS, key).resume in _MAY_CHANGE,
     )
@@ -276,26 +252,16 @@ def check_same_settings(state: RunState, config: RunConfig) -> None:
 def check_same_data(state: RunState, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError for a length or records that would have changed the steps already taken."""
     _check_same_length(state, config)
-    for name, digest in data.items():
-        before = state.marker.get("data", {}).get(name)
-        if before != digest:
-            then = "none" if before is None else f"{before['records']} records, SHA-256 {before['sha256'][:12]}"
-            raise ConfigError(
-                f"--output {state.path}: the records of data.{name} differ from those of the run to resume: {then} "
-                f"then, {digest['records']} records, SHA-256 {digest['sha256'][:12]} now; restore the file, or start a "
-                "new run"
-            )
+    before = {name: state.marker.data.get(name) for name in data}
+    fix = "restore the file, or start a new run"
+    check_resumed_settings({"data": before}, {"data": data}, where=state.path, fix=fix)
 
 
 def check_same_prompt(state: RunState, prompt_sha256: str) -> None:
     """Raise ConfigError if the first training question's prompt is rendered differently from the run to resume."""
-    before = state.marker.get("prompt", {}).get("sha256", prompt_sha256)
-    if before != prompt_sha256:
-        raise ConfigError(
-            f"--output {state.path}: the chat template renders the first question differently from the run to resume "
-            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); restore the tokenizer's files and the release of "
-            "transformers, or start a new run"
-        )
+    before = {"first_prompt_sha256": state.marker.first_prompt_sha256 or prompt_sha256}
+    fix = "restore the tokenizer's files and the release of transformers, or start a new run"
+    check_resumed_settings(before, {"first_prompt_sha256": prompt_sha256}, where=state.path, fix=fix)
 
 
 def starting_model(config: RunConfig, state: RunState) -> tuple[Path | None, str]:
@@ -314,15 +280,15 @@ def with_model(config: RunConfig, **changes: str) -> RunConfig:
 
 def with_stored(config: RunConfig, state: RunState) -> RunConfig:
     """The configuration with the run's own choices: compute dtype, date of the prompts, copy of a hub's model."""
-    if not state.config_path.exists():
+    if not state.marker.settings:
         return config
     saved, name, changes = state.saved.model, config.model.path or "", {}
     if saved.path and is_hub_id(name) and f"models--{name.replace('/', '--')}" in Path(saved.path).parts:
         changes["path"] = saved.path
     if config.model.compute_dtype == "auto":
         changes["compute_dtype"] = saved.compute_dtype
-    if config.model.prompt_date is None and (day := state.marker.get("prompt", {}).get("date")) is not None:
-        changes["prompt_date"] = day
+    if config.model.prompt_date is None and saved.prompt_date is not None:
+        changes["prompt_date"] = saved.prompt_date
     return with_model(config, **changes)
 
 

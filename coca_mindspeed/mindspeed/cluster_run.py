@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import file_rows, steps_of_epochs, training_rows
 from coca_mindspeed.config.plan import Questions
+from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.flaws import questions_of
+from coca_mindspeed.data.prompts import form_of
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, Problem
 from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, translate
@@ -105,6 +107,13 @@ class ClusterRun:
         files = [Path(path) if path else None for path in (self.run.data.train, self.run.data.evaluate)]
         train, evaluate = (read_record_file(file) if file is not None and file.is_file() else [] for file in files)
         return train, evaluate
+
+    @property
+    def prompt(self) -> TrainedPrompt:
+        """The form of the training questions' prompts."""
+        run = self.run
+        form = form_of(self.records[0], run.method, run.model.chat_template_kwargs)
+        return TrainedPrompt.of_training(form, run.method, run.rollout.max_new_tokens, "bfloat16")
 
     @property
     def questions(self) -> Questions | None:

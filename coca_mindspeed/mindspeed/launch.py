@@ -11,18 +11,18 @@ from typing import Any
 
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.native import compose_cluster_run, is_native
 from coca_mindspeed.mindspeed.plan import ClusterPlan, show_plan_of
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.run_file import (
-    RUN_FILE,
     StageFiles,
     mindspeed_values,
     run_file_text,
+    stage_marker,
     stages_to_do,
-    write_run_file,
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
 from coca_mindspeed.upstream.claim import claim_output
@@ -47,6 +47,7 @@ from coca_mindspeed.upstream.machine import Machine
 from coca_mindspeed.upstream.nodes import Nodes, read_nodes
 from coca_mindspeed.upstream.trial import check_trial, show_passed
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.directories import MARKER
 
 
 @ending_by_signals()
@@ -121,14 +122,14 @@ def _train(
         training = driver.prepare(stages[0][1], os.environ, name_of=start.key)
     with ray_cluster(nodes, of_ray, npus, "NPU", dry_run=call.dry_run):
         for number, (files, values) in enumerate(stages):
-            file = files.results / RUN_FILE
+            file = files.results / MARKER
             show("write", str(file))
             if training is None:
                 print_text(run_file_text(values, call.run))
                 show("train", str(file))
                 continue
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_run_file(file, values, call.run)
+            resumed = newest_iteration(files.checkpoints) is not None
+            stage_marker(values, start.prompt).write(files.results, resumed=resumed)
             if number:  # its weights are there since the stage before
                 training = driver.prepare(values, os.environ, before=training)
             show("train", str(file))

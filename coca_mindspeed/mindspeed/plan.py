@@ -14,6 +14,7 @@ from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.plan import Part, Phase, Plan, Row, batch_rows, evaluations, file_rows, show_plan
 from coca_mindspeed.config.preflight import Names, preflight
+from coca_mindspeed.config.run_marker import read_run_marker
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
 from coca_mindspeed.errors import DataError, Problem, raise_problems, show_value
@@ -22,12 +23,11 @@ from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.keys import SET_FOR_NATIVE_RUNS, actor_values, underscored
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.process import GIB
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
+from coca_mindspeed.utils.text_formats import value_of
 
 _SECONDS_PER_DAY = 86_400
 _IS_THRESHOLD = "coca.rollout_is_threshold"
@@ -222,14 +222,12 @@ def _measured_rates(start: ClusterRun, metrics: Path) -> Rates | str:
 
     Raises ConfigError if they are of another model, of other NPUs or of the CPU shim; and as :func:`read_rates`.
     """
-    rates, file = read_rates(metrics), metrics.with_name(RUN_FILE)
-    try:
-        measured = read_yaml(file)
-    except (OSError, YamlError):
-        measured = None
-    theirs, ours = _measured_by(measured if isinstance(measured, dict) else {}), _measured_by(start.values)
+    rates, marker = read_rates(metrics), read_run_marker(metrics.parent, "mindspeed_rl")
+    theirs, ours = _measured_by({} if marker is None else marker.settings), _measured_by(start.values)
     if absent := [key for key in ours if theirs[key] is None and ours[key] is not None]:
-        return f"{file} does not say by which model and NPUs {metrics.name} was measured ({', '.join(absent)})"
+        return (
+            f"{metrics.parent} does not say by which model and NPUs {metrics.name} was measured ({', '.join(absent)})"
+        )
     different = [f"{key} {theirs[key]} (here: {ours[key]})" for key in ours if theirs[key] != ours[key]]
     if different:
         reason = f"must be of this run's model and NPUs, found {', '.join(different)}"

@@ -8,29 +8,27 @@ verl calls a ``trainer.checkpoint_callback_class`` after each checkpoint, before
 trainers call ``on_validate`` then.
 """
 
-import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.algorithm.methods import MethodSettings
-from coca_mindspeed.config import checks
-from coca_mindspeed.config.values import fields_of, keys_of_identity
+from coca_mindspeed.config.checks import check_resumed_settings
+from coca_mindspeed.config.prompt_form import TrainedPrompt
+from coca_mindspeed.config.run_marker import RunMarker, read_run_marker
+from coca_mindspeed.config.values import fact_of, facts_of
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.scoring.best import BestValue
 from coca_mindspeed.scoring.settings import stored_section
-from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.utils.json_files import cut_back, read_steps, write_json
-from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+from coca_mindspeed.utils.files import file_sha256, write_atomically
+from coca_mindspeed.utils.json_files import cut_back, read_steps
+from coca_mindspeed.verl.settings import NAME, VerlSettings, verl_settings
 
-FILE = "coca.json"
-# Keys of the section ``coca`` that a resumed run must not change.
-_COMPARED = keys_of_identity(VerlSettings)
+_FACTS = facts_of(VerlSettings, above=f"{NAME}.")
 BEST = "best"
 #: verl's own file, which names the newest of a directory's checkpoints.
 VERLS_NEWEST = "latest_checkpointed_iteration.txt"
@@ -47,36 +45,37 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
         raise_problems([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
 
 
-def check_resume(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
-    """Raise ConfigError if the checkpoints have another method or grading; then store both beside them.
+def check_resume(
+    directory: Path,
+    settings: VerlSettings,
+    total_steps: int,
+    resumed_step: int,
+    *,
+    train_files: Iterable[str] = (),
+    prompt: TrainedPrompt | None = None,
+) -> None:
+    """Raise ConfigError if the checkpoints are of another method, grading or data; then write the run's marker.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
-    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
+    is 0, the marker there is replaced, unless there are checkpoints, which the next start would take for this run's.
     """
-    ours = _flat(settings.model_dump(mode="json", include=_COMPARED))
-    if len(settings.method.training_method.stages) > 1:
-        ours["total_training_steps"] = total_steps
-    path = directory / FILE
-    if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
-        theirs = _stored(path)
-        fix = "change trainer.default_local_dir, or remove the directory"
-        checks.check_resumed_settings(theirs, ours, where=path, fix=fix)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(path, ours)
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    """The settings beside checkpoints, with the defaults of keys that an earlier release did not have."""
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    section = {"method": {key: stored.pop(key) for key in fields_of(MethodSettings) if key in stored}}
-    section |= {key: stored.pop(key) for key in _COMPARED if key in stored}
-    section = stored_section(VerlSettings, section, path)
-    return {**stored, **_flat({key: section[key] for key in _COMPARED})}
-
-
-def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The compared settings in one mapping, as the file holds them."""
-    return {**section["method"], **{key: value for key, value in section.items() if key != "method"}}
+    total = total_steps if len(settings.method.training_method.stages) > 1 else None
+    # Of the files that are on this machine, by their place.
+    files = {f"train_files.{number}": Path(file) for number, file in enumerate(train_files)}
+    data = {key: {"sha256": file_sha256(file)} for key, file in files.items() if file.is_file()}
+    stored = {NAME: settings.model_dump(mode="json"), "trainer": {"total_training_steps": total}}
+    now = RunMarker(engine="verl", settings=stored, data=data, prompt=prompt)
+    before = read_run_marker(directory, "verl")
+    if before is not None and (resumed_step or (directory / VERLS_NEWEST).is_file()):
+        section = stored_section(VerlSettings, before.settings.get(NAME) or {}, directory)
+        check_resumed_settings(
+            {**before.settings, NAME: section, "data": before.data or now.data},
+            {**now.settings, "data": now.data},
+            where=directory,
+            fix="change trainer.default_local_dir, or remove the directory",
+            may_change=lambda key: fact_of(_FACTS, key).resume != "same",
+        )
+    now.write(directory, resumed=resumed_step > 0)
 
 
 def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, str] | None = None) -> Path:

@@ -13,7 +13,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.config.prompt_form import PromptForm, TrainedPrompt
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.utils.directories import write_marker
+from coca_mindspeed.utils.directories import MARKER, write_marker
 from tests.chat_server import chat_server
 from tests.local.models_for_tests import write_random_model
 
@@ -101,12 +101,18 @@ def test_python_of_a_models_directory_is_not_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def without_prompt(run):
+    """Remove the form of the prompts from the marker of a run, and return it."""
+    marker = json.loads((run / MARKER).read_text())
+    (run / MARKER).write_text(json.dumps({**marker, "prompt": None}))
+    return marker["prompt"]
+
+
 def test_a_run_of_an_earlier_version_is_exported_with_the_form_of_its_questions(finished_demo, tmp_path, monkeypatch):
     """They may need a package that is not here; the model is exported all the same."""
     run = tmp_path / "run"
     shutil.copytree(finished_demo, run)
-    written = json.loads((run / "coca_prompt.json").read_text())
-    (run / "coca_prompt.json").unlink()
+    written = without_prompt(run)
     assert main(["export", str(run), "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out" / "coca_prompt.json").read_text()) == written
     assert written["form"]["instructions"] == {"math": ""}
@@ -269,9 +275,9 @@ def test_the_settings_of_a_run_hold_unless_others_are_typed(finished_demo, tmp_p
 
 def test_an_export_of_a_method_of_ones_own_is_asked_by_a_named_method(finished_demo, tmp_path, asked_with, capsys):
     run, export = shutil.copytree(finished_demo, tmp_path / "run"), tmp_path / "export"
-    prompt = json.loads((run / "coca_prompt.json").read_text())
+    prompt = without_prompt(run)
     form = {**prompt["form"], "system_prompt": "Mine."}
-    (run / "coca_prompt.json").write_text(json.dumps({**prompt, "method": None, "form": form}))
+    (run / "coca_prompt.json").write_text(json.dumps({**prompt, "method": None, "form": form}))  # of release 0.3
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("name: coca\n", f"name: {tmp_path}/mine.py:Method\n"))
     (tmp_path / "mine.py").write_text("raise SystemExit('run')\n")
@@ -280,7 +286,7 @@ def test_an_export_of_a_method_of_ones_own_is_asked_by_a_named_method(finished_d
     assert "--method" in capsys.readouterr().err
     settings, instruction, system_prompt = asked_with(export, "--method", "coca")
     assert (settings.method.name, instruction, system_prompt) == ("coca", "", "Mine.")
-    (run / "coca_prompt.json").unlink()  # as in a run of an earlier version
+    (run / "coca_prompt.json").unlink()  # of a release before
     assert main(["export", str(run), "--output", str(export), "--overwrite"]) == 0
     assert not (export / "coca_prompt.json").exists()
 

@@ -9,6 +9,7 @@ import torch
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import resolve_dtype
+from coca_mindspeed.utils.directories import MARKER
 from coca_router.cli import main as router
 from tests.local.runs_for_tests import killed
 
@@ -22,11 +23,12 @@ def run_of(finished_demo, tmp_path):
     def copy(dtype):
         run = tmp_path / "run"
         shutil.copytree(finished_demo, run)
-        prompt = json.loads((run / "coca_prompt.json").read_text())
+        marker = json.loads((run / MARKER).read_text())
+        prompt = marker["prompt"]
         config = (run / "config.yaml").read_text()
         assert f"compute_dtype: {prompt['compute_dtype']}" in config
         (run / "config.yaml").write_text(config.replace(f"dtype: {prompt['compute_dtype']}", f"dtype: {dtype}"))
-        (run / "coca_prompt.json").write_text(json.dumps({**prompt, "compute_dtype": dtype}))
+        (run / MARKER).write_text(json.dumps({**marker, "prompt": {**prompt, "compute_dtype": dtype}}))
         return run
 
     return copy

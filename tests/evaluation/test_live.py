@@ -12,6 +12,7 @@ from rich.console import Console
 from coca_mindspeed.cli import main, watch
 from coca_mindspeed.cli.watch import dashboard, sparkline
 from coca_mindspeed.config.compose import compose_run, to_yaml
+from coca_mindspeed.config.run_marker import RunMarker
 from coca_mindspeed.utils.directories import LOCK, PROGRESS, is_running, write_marker
 from coca_mindspeed.utils.progress import StepProgress
 
@@ -72,8 +73,7 @@ def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(tmp_path, capsys)
     assert main(["watch", str(tmp_path)]) == 1
     write_marker(tmp_path / "local", "run")
     write_marker(tmp_path / "exported", "model")
-    (tmp_path / "ascend" / "stage0").mkdir(parents=True)
-    (tmp_path / "ascend" / "stage0" / "mindspeed_rl.yaml").touch()
+    RunMarker(engine="mindspeed_rl", settings={}).write(tmp_path / "ascend" / "stage0", resumed=False)
     capsys.readouterr()
     assert main(["watch", str(tmp_path)]) == 1
     commands = [line.split() for line in capsys.readouterr().err.splitlines()[1:]]

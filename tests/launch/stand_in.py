@@ -39,7 +39,7 @@ def train(config):
     os.write(1, b"a line of the training\n")  # as native libraries write
     print("a warning of the training", file=sys.stderr)
     with (FOLDER / "driver").open("a") as file:
-        print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/mindspeed_rl.yaml", file=file)
+        print(os.environ["RAY_ADDRESS"], f"{config.coca.output_dir}/coca-mindspeed.json", file=file)
     results = Path(config.coca.output_dir)
     (results / "metrics.jsonl").write_text('{"step": 1, "actor/grad_norm": 1.0}\n')
     if os.environ.get("DRIVER_SLEEPS"):

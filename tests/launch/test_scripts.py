@@ -48,7 +48,9 @@ def test_a_dry_run_composes_once(monkeypatch, capsys):
     assert main(["launch", "qwen25_7b_910b", "--dry-run", "optimizer.lr=3e-6"]) == 0
     assert len(composed) == 1
     shown = capsys.readouterr().out
-    assert yaml.safe_load(shown.partition("mindspeed_rl.yaml\n")[2].partition("\n+ ")[0])["actor_config"]["lr"] == 3e-6
+    assert (
+        yaml.safe_load(shown.partition("coca-mindspeed.json\n")[2].partition("\n+ ")[0])["actor_config"]["lr"] == 3e-6
+    )
 
 
 def test_every_run_for_ascend_has_a_script_and_nothing_else():
@@ -69,9 +71,9 @@ def test_dry_run_shows_the_plan_and_every_command():
     assert "doctor qwen25_7b_910b method=sequential hardware.nodes=2" in doctor
     assert "8}" in ray
     assert "600 16 NPU" in cluster
-    files = [f"/nowhere/run/stage{stage}/mindspeed_rl.yaml" for stage in (0, 1)]
+    files = [f"/nowhere/run/stage{stage}/coca-mindspeed.json" for stage in (0, 1)]
     assert stages == [f"+ {step} {file}" for file in files for step in ("write", "train")]
-    documents = [part.partition("\n+ ")[0] for part in shown.stdout.split("mindspeed_rl.yaml\n")[1::2]]
+    documents = [part.partition("\n+ ")[0] for part in shown.stdout.split("coca-mindspeed.json\n")[1::2]]
     assert [yaml.safe_load(text)["coca"]["stage"] for text in documents] == [0, 1]
     assert not Path("/nowhere").exists()
 
@@ -124,7 +126,7 @@ def test_a_yaml_of_ones_own(own_yaml, tmp_path):
     file = tmp_path / "mine/longer.yaml"
     assert f"doctor {file} rollout.prompts=64" in doctor
     assert "8}" in ray
-    assert train == "+ train runs/longer/stage0/mindspeed_rl.yaml"
+    assert train == "+ train runs/longer/stage0/coca-mindspeed.json"
     assert "2048 + 6144" in shown.stdout
     shown = own_yaml(RUN, "mine/longer.yaml", "--smoke", "--dry-run", "trainer.steps=3000")
     assert f"train {tmp_path}/mine/longer.yaml " in shown.stdout
@@ -180,7 +182,7 @@ def test_stages_run_and_the_exit_code_of_the_training_comes_back(stand_in, stage
     assert ("a worker died" in log.read_text()) == (code == 1)  # the last message of this process
     assert (f"every iteration of {folder}/run is done" in ended.stdout) == (code == 0)
     assert [line.split()[0] for line in (folder / "ray").read_text().splitlines()] == ["started", "stopped"]
-    files = [folder / f"run/stage{stage}/mindspeed_rl.yaml" for stage in range(stages)]
+    files = [folder / f"run/stage{stage}/coca-mindspeed.json" for stage in range(stages)]
     called = [f"127.0.0.1:{environment['RAY_PORT']} {file}" for file in files]
     assert (folder / "driver").read_text().splitlines() == called
     assert all(file.is_file() for file in files)
@@ -193,7 +195,7 @@ def test_a_trial_is_two_iterations_of_the_run_itself(stand_in):
     assert ran.returncode == 0, ran.stderr
     assert f"check qwen25_7b_910b --metrics {folder}/run/stage0/metrics.jsonl" in ran.stdout
     # Typed overrides win, but for a length in epochs and a warm-up.
-    written = yaml.safe_load((folder / "run/stage0/mindspeed_rl.yaml").read_text())
+    written = json.loads((folder / "run/stage0/coca-mindspeed.json").read_text())["settings"]
     training, section = written["megatron_training"], written["coca"]
     assert (training["train_iters"], training["global_batch_size"], training["save_interval"]) == (2, 64, 1)
     assert (section["eval_interval"], written["actor_config"]["lr_warmup_fraction"]) == (0, 0)

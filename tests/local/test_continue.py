@@ -15,7 +15,7 @@ from rich.console import Console
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.cli.watch import dashboard
-from coca_mindspeed.config.compose import compose_run, to_yaml
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoggingConfig, LoraConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
@@ -23,6 +23,8 @@ from coca_mindspeed.local.logging import RunLog
 from coca_mindspeed.local.model_files import TINY_MODEL, trained_bytes, weight_shapes
 from coca_mindspeed.local.report import left_out
 from coca_mindspeed.local.run_directory import list_checkpoints
+from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.json_files import read_object, write_json
 from tests.local.runs_for_tests import SMALL, killed, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
@@ -65,7 +67,8 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
     """The steps taken stand in for those of a run with these settings: only its configuration is looked at."""
     output = copy(six_steps, tmp_path / "run")
     session_overrides = (*TINY, before)
-    (output / "config.yaml").write_text(to_yaml(compose_run("demo", [*SMALL, *session_overrides]).run))
+    settings = compose_run("demo", [*SMALL, *session_overrides]).run.model_dump(mode="json")
+    write_json(output / MARKER, {**read_object(output / MARKER), "settings": settings})
     if "sequential" in before:
         (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / "step_000007")
     if message is None:
@@ -107,8 +110,9 @@ def test_other_records_under_the_same_path_are_refused(tmp_path):
     train(tmp_path / "run", *own)
     for changed in (questions[1:], questions[::-1], [*questions[:-1], {**questions[-1], "answer": "7"}]):
         write(changed)
-        with pytest.raises(ConfigError, match=r"data\.train .*: 6 records, SHA-256 \w{12} then, "):
+        with pytest.raises(ConfigError) as caught:
             small_session(tmp_path / "run", *own, resume=True)
+        assert caught.value.problems[-1][:2] == ("another-run", "data.train.sha256")
     data.write_text("\n".join(json.dumps(row, indent=None, sort_keys=True) for row in questions))
     small_session(tmp_path / "run", *own, resume=True)  # other bytes, the same records
 

@@ -141,14 +141,16 @@ def test_a_run_that_is_resumed_on_another_day_asks_with_its_first_date(tmp_path,
     on("2024-07-05", monkeypatch)
     assert main(arguments(tmp_path, path, "trainer.steps=1", f"checkpoint.interval={interval}", *lora)) == 0
     marker = json.loads((tmp_path / "run" / MARKER).read_text())
-    assert marker["prompt"]["date"] == "2024-07-05"
+    assert marker["settings"]["model"]["prompt_date"] == "2024-07-05"
     if not interval:  # as a run that was killed before its first checkpoint leaves it
         for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints"):
             (checkpoint.path).rename(tmp_path / checkpoint.path.name)
     on("2024-07-06", monkeypatch)
     more = ("trainer.steps=2", f"checkpoint.interval={interval}", *lora, "--resume")
     assert main(arguments(tmp_path, path, *more)) == 0
-    assert json.loads((tmp_path / "run" / MARKER).read_text()) == marker
+    resumed = json.loads((tmp_path / "run" / MARKER).read_text())
+    assert {**resumed, "settings": marker["settings"]} == marker
+    assert resumed["settings"]["model"] == marker["settings"]["model"]
     assert rendered(tmp_path / "run" / "model").startswith("05 Jul 2024.")
     # A new run from the trained model keeps what that was trained on.
     again = tmp_path / "again"
@@ -164,12 +166,11 @@ def test_a_run_is_not_resumed_with_other_prompts(tmp_path, model, capsys):
     template.write_text("New. " + template.read_text())
     capsys.readouterr()
     assert main(arguments(tmp_path, model, "trainer.steps=2", "--resume")) == 1
-    assert "SHA-256" in capsys.readouterr().err
+    assert "first_prompt_sha256" in capsys.readouterr().err
     # A run of a release that noted no prompt goes on.
     marker = tmp_path / "run" / MARKER
     values = json.loads(marker.read_text())
-    del values["prompt"]
-    marker.write_text(json.dumps(values))
+    marker.write_text(json.dumps({**values, "first_prompt_sha256": None}))
     assert main(arguments(tmp_path, model, "trainer.steps=2", "--resume")) == 0
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from coca_mindspeed.config.prompt_form import PROMPT_FILE, read_prompt_file
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import VALIDATIONS, validation_file, validation_files, write_predictions
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
@@ -183,8 +182,6 @@ def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, di
     assert [n for n, path in samples.items() if path.exists()] == list(range(1, continued + 1))
     kept = [step for step in (0, 3, 6) if continued and step <= continued]
     assert [*validation_files(tmp_path / VALIDATIONS)] == kept
-    prompt = read_prompt_file(tmp_path / PROMPT_FILE)
-    assert (prompt.method, prompt.max_new_tokens, prompt.form.thinking) == ("coca", 9, True)
 
 
 def test_each_iteration_is_told_what_earlier_ones_asked(start):

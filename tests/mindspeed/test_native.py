@@ -16,7 +16,8 @@ from coca_mindspeed.mindspeed import conversion
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, write_run_file
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stage_marker, write_run_file
+from coca_mindspeed.utils.directories import MARKER
 from tests.mindspeed.builders import NATIVE, checkpoint, write
 from tests.mindspeed.test_patch_export import CHECKOUTS
 
@@ -36,7 +37,7 @@ def test_check_doctor_and_dry_runs_take_the_file(file, tmp_path, capsys):
     assert "launch/run.sh" in capsys.readouterr().out
     assert main(["launch", str(file), *changes, "--dry-run", "--output", "run"]) == 0
     shown = capsys.readouterr().out
-    assert yaml.safe_load(shown.partition("mindspeed_rl.yaml\n")[2].partition("\n+ ")[0]) == written
+    assert yaml.safe_load(shown.partition(f"{MARKER}\n")[2].partition("\n+ ")[0]) == written
     assert main(["doctor", str(file), *changes]) == 1
     shown = capsys.readouterr().out
     assert not any(
@@ -48,7 +49,7 @@ def test_check_doctor_and_dry_runs_take_the_file(file, tmp_path, capsys):
 
 def test_a_trial_is_two_iterations(file, capsys):
     assert main(["launch", str(file), "--trial", "--dry-run"]) == 0
-    values = yaml.safe_load(capsys.readouterr().out.partition("mindspeed_rl.yaml\n")[2].partition("\n+ ")[0])
+    values = yaml.safe_load(capsys.readouterr().out.partition(f"{MARKER}\n")[2].partition("\n+ ")[0])
     assert (values["megatron_training"]["train_iters"], values["megatron_training"]["save_interval"]) == (2, 2)
 
 
@@ -120,11 +121,11 @@ def test_the_file_that_check_writes_is_such_a_file(name, tmp_path):
 def test_a_run_of_the_file_is_resumed(file, capsys):
     run = compose_cluster_run(str(file)).run
     values = mindspeed_values(ClusterRun(run), 500, StageFiles(Path("run")))
-    write_run_file(write(Path("run/stage0/mindspeed_rl.yaml")), values, "")
+    stage_marker(values).write(Path("run/stage0"), resumed=False)
     checkpoint(Path("run/stage0/checkpoints"), 4, iteration="100")
     resumed = ["launch", str(file), "--resume", "--dry-run", "--output", "run"]
     assert main(resumed) == 0
-    values = yaml.safe_load(capsys.readouterr().out.partition("mindspeed_rl.yaml\n")[2].partition("\n+ ")[0])
+    values = yaml.safe_load(capsys.readouterr().out.partition(f"{MARKER}\n")[2].partition("\n+ ")[0])
     assert (
         values["actor_config"]["load"]
         == values["actor_config"]["save"]

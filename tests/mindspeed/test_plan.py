@@ -22,7 +22,9 @@ from coca_mindspeed.mindspeed.plan import (
     npu_memory,
     read_rates,
 )
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stage_marker
+from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.json_files import read_object, write_json
 from coca_mindspeed.utils.process import GIB
 
 
@@ -194,11 +196,12 @@ def test_the_rates_of_an_earlier_run(tmp_path, monkeypatch, capsys):
     assert "time │ unknown" in " ".join(shown.split())  # whose metrics they are is not known
     other = ClusterRun(compose_run("qwen25_7b_910c", ["hardware.nodes=2"]).run)
     measured = mindspeed_values(other, 2, StageFiles(tmp_path))
-    write_run_file(tmp_path / RUN_FILE, measured, "a trial")
+    stage_marker(measured).write(tmp_path, resumed=False)
     assert main(check) == 0
     assert "640 s an iteration" in capsys.readouterr().out  # 2,048 x 500 tokens by 16 x 100 a second
-    del measured["coca"]["npu_memory_gib"]  # of a run of 0.2
-    write_run_file(tmp_path / RUN_FILE, measured, "a trial")
+    marker = read_object(tmp_path / MARKER)
+    marker["settings"]["coca"]["npu_memory_gib"] = None  # of a run of 0.2
+    write_json(tmp_path / MARKER, marker)
     assert main(check) == 0
     assert "coca.npu_memory_gib" in capsys.readouterr().out
     file.write_text(file.read_text() + ITERATION.format(100, 300, '"fast"'))

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.run_marker import read_run_marker
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.data.registry import conversion_command
 from coca_mindspeed.errors import ConfigError, DataError
@@ -35,7 +36,7 @@ from coca_mindspeed.mindspeed.start.records import (
     weights_digests,
     with_digests,
 )
-from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stage_marker
 from coca_mindspeed.utils.files import file_sha256
 from tests.mindspeed.builders import NATIVE, checkpoint, write
 from tests.tokenizers_for_tests import qwen_like
@@ -177,15 +178,14 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
 
     begun = values()
     assert begun["coca"]["data_sha256"] == {str(path): file_sha256(path) for path in (train, held_out)}
-    files.results.mkdir(parents=True)
-    written = files.results / RUN_FILE
-    write_run_file(written, begun, "a run")
+    stage_marker(begun).write(files.results, resumed=False)
     checkpoint(files.checkpoints, 4, iteration="50")
     write_sums(held_out, "4")  # other held-out questions are another validation and the same run
     assert values(resume=True)["coca"]["data_sha256"][str(held_out)] == file_sha256(held_out)
     write_sums(train, *map(str, range(1, 301)))
-    with pytest.raises(ConfigError, match=r"train\.jsonl"):
+    with pytest.raises(ConfigError) as caught:
         values(resume=True)
+    assert [problem[:2] for problem in caught.value.problems] == [("another-run", "data.train.sha256")]
     train.unlink()  # a machine without the file
     assert values(resume=True)["coca"]["data_sha256"] == {str(held_out): file_sha256(held_out)}
 
@@ -239,6 +239,14 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
     expected = dict.fromkeys([(name, file) for name in ("read_records", "file_sha256") for file in files], 1)
     expected |= {("build_grader", "all"): 1, ("translate", "run"): 1}
     assert len(trained) == stages
+    for training in trained:
+        marker = read_run_marker(training.process.coca.output_dir, "mindspeed_rl")
+        assert {use: digest["sha256"] for use, digest in marker.data.items()} == {
+            use: file_sha256(tmp_path / file) for use, file in zip(("train", "evaluate"), files, strict=True)
+        }
+        prompt = marker.prompt
+        method = "caliber" if stages > 1 else "coca"
+        assert (prompt.method, prompt.max_new_tokens, prompt.compute_dtype) == (method, 2048, "bfloat16")
     if stages:
         assert all(len(training.prompts) == 2 for training in trained)
         expected |= {("bounded_prompt_tokens", 40): 1, ("bounded_prompt_tokens", 10): 1}

@@ -50,14 +50,16 @@ from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
 from coca_mindspeed.mindspeed.start.run_file import (
-    RUN_FILE,
     StageFiles,
     check_begun_run,
     mindspeed_values,
+    stage_marker,
     stages_to_do,
     write_run_file,
 )
 from coca_mindspeed.mindspeed.start.verifiers import check_gold_answers
+from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.json_files import read_object, write_json
 from coca_mindspeed.utils.text_formats import value_of
 from tests.mindspeed.builders import NATIVE, checkpoint, mindspeed_config, write
 from tests.tables import check_rows, read_table
@@ -109,22 +111,22 @@ def _values(start: ClusterRun) -> dict[str, Any]:
     return mindspeed_values(start, start.iterations or 1, StageFiles(OUTPUT))
 
 
-def _write_run(path: Path, name: str, overrides: list[str]) -> None:
+def _write_run(directory: Path, name: str, overrides: list[str]) -> None:
     run = _composed(name, *overrides)
-    write_run_file(write(path), _values(make_plan(run).start), name)
+    stage_marker(_values(make_plan(run).start)).write(directory, resumed=False)
 
 
 def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
     r"""Make what a word of the first column names.
 
     - ``FILE=TEXT``, where ``\n`` ends a line; ``DIR/``; ``DIR@ITERATION``: checkpoints of four ranks
-    - ``begun:OVERRIDE,...``: the file of a run whose first stage was started; ``stored:KEY=VALUE`` changes it and
-      ``stored:~KEY`` removes a key, as in another release
+    - ``begun:OVERRIDE,...``: the marker of a run whose first stage was started; ``stored:KEY=VALUE`` changes it and
+      ``stored:~KEY`` removes a key, as in another release; ``earlier:OVERRIDE,...``: the file of a release before 0.4
     - ``metrics:RUN,OVERRIDE,...``: metrics with the file of their run
     - ``record:NAME`` (``RECORDS``), ``tokenizer:NAME`` (``TOKENIZERS``)
     - ``release:NAME`` of MindSpeed-RL; ``without:vllm``, ``without:bwrap``
     """
-    if file := re.fullmatch(r"([\w./]+)=(.*)", word):
+    if file := re.fullmatch(r"([\w./-]+)=(.*)", word):
         write(file[1], file[2].replace("\\n", "\n"))
         return
     if word.endswith("/"):
@@ -134,24 +136,27 @@ def _set_up(word: str, patch: pytest.MonkeyPatch) -> None:
         directory, iteration = word.split("@")
         checkpoint(Path(directory), 4, iteration=iteration)
         return
-    begun = StageFiles(OUTPUT).results / RUN_FILE
+    begun = StageFiles(OUTPUT).results
     match word.split(":", 1):
         case "begun", overrides:
             _write_run(begun, RUN, [*filter(None, overrides.split(","))])
+        case "earlier", overrides:
+            run = _composed(RUN, *filter(None, overrides.split(",")))
+            write_run_file(write(begun / "mindspeed_rl.yaml"), _values(make_plan(run).start), RUN)
         case "stored", change:
-            values = yaml.safe_load(begun.read_text())
-            key, _, value = change.lstrip("~").partition("=")
+            marker = read_object(begun / MARKER)
+            values, (key, _, value) = marker["settings"], change.lstrip("~").partition("=")
             if change.startswith("~"):
                 section, _, last = key.rpartition(".")
                 del value_of(values, section)[last]
             else:
                 put(values, key, yaml.safe_load(value))
-            write_run_file(begun, values, RUN)
+            write_json(begun / MARKER, marker)
         case "metrics", text:
             row = {"step": 1, "prompt_length/mean": 100, "response_length/mean": 300, "e2e_tps": 80}
             write(METRICS, json.dumps(row) + "\n")
             name, *overrides = text.split(",")
-            _write_run(Path(RUN_FILE), name, overrides)
+            _write_run(Path(), name, overrides)
         case "record", name:
             write("train.jsonl", json.dumps(RECORDS[name]) + "\n")
         case "tokenizer", name:

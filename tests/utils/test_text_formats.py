@@ -5,10 +5,10 @@ import pytest
 from coca_mindspeed.cli.watch import dashboard
 from coca_mindspeed.config.compose import compose_run, find_verl_run
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.local.run_directory import RunState, check_same_settings
+from coca_mindspeed.local.run_directory import open_run_directory
 from coca_mindspeed.mindspeed.native import compose_config
-from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.upstream.manifest import load_manifest
+from coca_mindspeed.utils.directories import write_marker
 from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
 from coca_router.config import read_serving_config
 from experiments.reproduce.plan import read_plan
@@ -37,7 +37,6 @@ READERS = {
     "a manifest": load_manifest,
     "a run on MindSpeed-RL": lambda file: compose_config(file, [], file.parent),
     "a run on verl": lambda file: find_verl_run(str(file)),
-    "the run file of a stage before": lambda file: run_file.check_resume(file, {}),
 }
 
 
@@ -54,10 +53,9 @@ def test_every_reader_names_the_file(text, tmp_path):
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
-    config = compose_run("demo", []).run
     (tmp_path / "config.yaml").write_bytes(text)
-    begun = RunState(tmp_path, marker={"data": {}}, has_steps=True)
-    with pytest.raises(CocaError, match=r"config\.yaml"):
-        check_same_settings(begun, config)
+    write_marker(tmp_path, "run")
+    with pytest.raises(CocaError, match=r"config\.yaml"), open_run_directory(tmp_path, resume=True):
+        pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 300}\n')
     assert dashboard(tmp_path)[1] is False  # it cannot say whether the run is finished

@@ -1,7 +1,6 @@
 """The plugin without verl: it imports nothing heavy, its manifest is complete, and resumed runs are compared."""
 
 import importlib.metadata
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ import pytest
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.upstream.manifest import load_manifests, source_of
+from coca_mindspeed.utils.directories import MARKER
+from coca_mindspeed.utils.json_files import read_object, write_json
 from coca_mindspeed.verl.checkpoints import check_length, check_resume
 from coca_mindspeed.verl.register import REGISTRIES
 from coca_mindspeed.verl.settings import VerlSettings
@@ -53,13 +54,14 @@ def test_the_shipped_manifest_is_whole():
             assert source_of(ROOT, hook.replacement)
 
 
-@pytest.mark.parametrize(("stored", "problems"), [({}, []), ({"advantage_ddof": 0}, ["advantage_ddof"])])
+@pytest.mark.parametrize(("stored", "problems"), [({}, []), ({"advantage_ddof": 0}, ["coca.method.advantage_ddof"])])
 def test_keys_that_a_later_release_adds_have_their_defaults_in_an_earlier_run(tmp_path, stored, problems):
     check_resume(tmp_path, VerlSettings(), 10, 0)
-    before = json.loads((tmp_path / "coca.json").read_text())
-    for key in ("advantage_ddof", "separate_format", "require_evaluated"):
-        del before[key]
-    (tmp_path / "coca.json").write_text(json.dumps({**before, **stored}))
+    before = read_object(tmp_path / MARKER)
+    section = before["settings"]["coca"]
+    del section["require_evaluated"], section["method"]["advantage_ddof"], section["method"]["separate_format"]
+    section["method"] |= stored
+    write_json(tmp_path / MARKER, before)
     if not problems:
         check_resume(tmp_path, VerlSettings(), 10, 5)
         return
@@ -75,12 +77,12 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     with pytest.raises(ConfigError) as caught:
         check_resume(tmp_path, changed, 10, 5)
     assert [problem[:3] for problem in caught.value.problems] == [
-        ("another-run", "clip", 0.1),
-        ("another-run", "entropy_bonus", None),
-        ("another-run", "name", "joint"),
+        ("another-run", "coca.method.clip", 0.1),
+        ("another-run", "coca.method.entropy_bonus", None),
+        ("another-run", "coca.method.name", "joint"),
     ]
     check_resume(tmp_path, changed, 10, 0)
-    assert json.loads((tmp_path / "coca.json").read_text())["name"] == "joint"
+    assert read_object(tmp_path / MARKER)["settings"]["coca"]["method"]["name"] == "joint"
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")  # stopped before its own first checkpoint
     with pytest.raises(ConfigError, match="'joint', found 'coca'"):
         check_resume(tmp_path, VerlSettings(), 10, 0)
@@ -89,7 +91,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     for key, value in graded.items():
         with pytest.raises(ConfigError) as caught:
             check_resume(tmp_path, changed.model_copy(update={key: value}), 10, 5)
-        assert caught.value.problems[0].key.startswith(key)
+        assert caught.value.problems[0].key.startswith(f"coca.{key}")
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()
     sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
     check_resume(tmp_path, sequential, 10, 0)

@@ -22,8 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.prompt_form import TrainedPrompt
-from coca_mindspeed.data.prompts import form_of
 from coca_mindspeed.mindspeed.stages import metrics
 from coca_mindspeed.mindspeed.stages.advantage_task import compute_advantages
 from coca_mindspeed.mindspeed.stages.dataset import question_order
@@ -64,10 +62,6 @@ class SegmentTrainer(_Upstream):
         coca, config = self._process.coca, self.actor_worker.megatron_config
         records = read_run_records(Path(config.data_path), coca.data_sha256)
         self._questions = question_order(records, config)
-        if coca.output_dir is not None and self._process.max_new_tokens is not None:
-            form = form_of(records, coca.method, coca.chat_template_kwargs)
-            longest = self._process.max_new_tokens
-            TrainedPrompt.of_training(form, coca.method, longest, "bfloat16").write(coca.output_dir)
         # Made once: Ray sends a new remote function to its workers again.
         self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
         self._samples = SampleWriter(coca, self.tokenizer)

@@ -1,8 +1,6 @@
-"""MindSpeed-RL's sections of a composed run, resolved for one stage, as the YAML file that the driver reads.
+"""MindSpeed-RL's sections of a composed run, resolved for one stage: values, their YAML, and the marker of the run."""
 
-The file is kept beside the checkpoints.
-"""
-
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,8 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.checks import check_resumed_settings
+from coca_mindspeed.config.prompt_form import TrainedPrompt
+from coca_mindspeed.config.run_marker import RunMarker, read_run_marker
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, Problem, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
@@ -23,9 +23,8 @@ from coca_mindspeed.scoring.settings import stored_section
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_steps
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml, value_of
+from coca_mindspeed.utils.text_formats import value_of
 
-RUN_FILE = "mindspeed_rl.yaml"
 # Files and directories, made absolute: Ray's workers have working directories of their own.
 _DATA = ("megatron_training.data_path", "coca.eval_data")
 _PATHS = (*_DATA, "megatron_training.tokenizer_name_or_path", "actor_config.load")
@@ -110,11 +109,11 @@ def mindspeed_values(
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        check_resume(files.results / RUN_FILE, values)
+        check_resume(files.results, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1)
-        check_resume(before.results / RUN_FILE, values)
+        check_resume(before.results, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
 
@@ -128,32 +127,31 @@ def check_begun_run(start: ClusterRun, output: Path) -> bool:
     return bool(begun)
 
 
-def check_resume(written: Path, values: dict[str, Any]) -> None:
-    """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
-    if not written.is_file():
+def stage_marker(values: Mapping[str, Any], prompt: TrainedPrompt | None = None) -> RunMarker:
+    """What a stage is started with, by the values of :func:`mindspeed_values`."""
+    coca = stored_section(CocaSettings, values["coca"], "this run")
+    digests = coca.pop("data_sha256")
+    files = {"train": values["megatron_training"].get("data_path"), "evaluate": coca["eval_data"]}
+    data = {use: {"file": path, "sha256": digests[path]} for use, path in files.items() if path in digests}
+    return RunMarker(engine="mindspeed_rl", settings={**values, "coca": coca}, data=data, prompt=prompt)
+
+
+def check_resume(directory: Path, values: Mapping[str, Any]) -> None:
+    """Compare with the run whose checkpoints are in ``directory``; a launch leaves its marker."""
+    before = read_run_marker(directory, "mindspeed_rl")
+    if before is None:
         return
-    try:
-        before = read_yaml(written)
-    except (OSError, YamlError) as error:
-        raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
-    if not isinstance(before, dict):
-        raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
-    before = {**before, "coca": stored_section(CocaSettings, before.get("coca") or {}, written)}
-    values = {**values, "coca": stored_section(CocaSettings, values["coca"], "this run")}
-    fix = "resume it with the same settings, or choose another --output"
-    same = identity_keys()
+    coca = stored_section(CocaSettings, before.settings.get("coca") or {}, directory)
+    then, now, same = {**before.settings, "coca": coca}, stage_marker(values), identity_keys()
 
     def may_change(key: str) -> bool:
         return not any(f"{key}.".startswith(f"{each}.") or each.startswith(f"{key}.") for each in same)
 
-    check_resumed_settings(before, values, where=written, fix=fix, may_change=may_change)
-    path = values["megatron_training"].get("data_path")
-    then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
-    if then is not None and now is not None and then != now:
-        raise ConfigError(
-            f"{written}: the run to resume has another content of {path} (SHA-256 {then[:12]}…, found {now[:12]}…); "
-            "restore the file, or choose another --output"
-        )
+    fix = "resume it with the same settings and files, or choose another --output"
+    check_resumed_settings(then, now.settings, where=directory, fix=fix, may_change=may_change)
+    if "train" in before.data and "train" in now.data:
+        data = ({"data": {"train": marker.data["train"]}} for marker in (before, now))
+        check_resumed_settings(*data, where=directory, fix=fix)
 
 
 def _fix_reference(values: dict[str, Any], start: ClusterRun) -> None:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.methods import method_settings, training_method
-from coca_mindspeed.config.prompt_form import PROMPT_FILE, read_prompt_file
+from coca_mindspeed.config.prompt_form import prompt_file, read_prompt_file
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.utils.saving import StopRequest
 from tests.integration import custom_code
@@ -137,7 +137,7 @@ def test_two_ranks_with_segment_means_the_scale_of_the_batch_and_an_entropy_bonu
     assert first["confidence/entropy"] == pytest.approx(-float(torch.cat(sampled).mean()), rel=1e-4)
     assert (first.get("response/open_thought_share", 1) < 0.5) == thinking
     if thinking:
-        prompt = read_prompt_file(tmp_path / "run" / "checkpoints" / PROMPT_FILE)
+        prompt = read_prompt_file(prompt_file(tmp_path / "run" / "checkpoints"))
         answers = read_predictions(tmp_path / "run" / "validation" / "predictions_step_000001.jsonl")
         assert {answer.form for answer in answers} == {*prompt.form.digests().values()}
         assert prompt.form.thinking
