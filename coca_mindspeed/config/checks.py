@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.errors import Check, ConfigError, DataError, Problem, UsageError, raise_problems
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import Check, ConfigError, Problem, UsageError, raise_problems
 from coca_mindspeed.utils.files import is_hub_id
-from coca_mindspeed.utils.text_formats import differences, numbered_lines, open_bytes, read_yaml
+from coca_mindspeed.utils.text_formats import differences, read_yaml
 
 _LARGEST_LR = 0.01
 
@@ -111,27 +111,6 @@ def with_steps(config: RunConfig, rows: int) -> RunConfig:
         return config
     steps = steps_of_epochs(config.data.epochs, rows, config.rollout.prompts)
     return config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": steps})})
-
-
-def training_rows(config: DataConfig) -> tuple[int | None, str]:
-    """``(rows, where the number is from)``: of the embedded data, of the file, or as ``data.rows`` expects."""
-    if config.name == "arithmetic":
-        return config.train_size, "data.train_size"
-    if (rows := file_rows("data.train", config.train)) is not None:
-        return rows, str(config.train)
-    return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
-
-
-def file_rows(key: str, name: str | None) -> int | None:
-    """Rows of the record file that a key names; None without one."""
-    path = Path(str(name))
-    if name is None or not path.exists():
-        return None
-    try:
-        with open_bytes(path) as file:
-            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file))
-    except OSError as error:
-        raise DataError(f"{key}={path}: cannot be read: {error.strerror or error}") from error
 
 
 def check_resumed_settings(

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import file_rows, steps_of_epochs, training_rows
+from coca_mindspeed.config.checks import steps_of_epochs
 from coca_mindspeed.config.plan import Questions
 from coca_mindspeed.config.prompt_form import TrainedPrompt
 from coca_mindspeed.config.schema import RunConfig
@@ -27,6 +27,10 @@ class Length(NamedTuple):
     questions: int | None
     origin: str
     problems: tuple[Problem, ...] = ()
+
+
+def _is_here(path: str | None) -> bool:
+    return path is not None and Path(path).is_file()
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,18 @@ class ClusterRun:
 
     @cached_property
     def length(self) -> Length:
-        questions, origin = training_rows(self.run.data)
-        if self.run.data.epochs is None:
+        data = self.run.data
+        questions, origin = data.rows, "data.rows, for the file is not here" if data.rows else "unknown"
+        if data.name == "arithmetic":
+            questions, origin = data.train_size, "data.train_size"
+        elif _is_here(data.train):
+            questions, origin = len(self.records[0]), str(data.train)
+        if data.epochs is None:
             return Length(self.run.trainer.steps, questions, origin)
         if questions is None:
             return Length(None, questions, origin)
         try:
-            iterations = steps_of_epochs(self.run.data.epochs, questions, self.run.rollout.prompts)
+            iterations = steps_of_epochs(data.epochs, questions, self.run.rollout.prompts)
         except ConfigError as error:
             return Length(None, questions, origin, tuple(error.problems))
         return Length(iterations, questions, origin)
@@ -86,10 +95,10 @@ class ClusterRun:
         """Iterations of a stage; None if they are unknown."""
         return self.length.iterations
 
-    @cached_property
+    @property
     def held_out(self) -> int:
         """Held-out questions; 0 if their file is not here."""
-        return file_rows(self.key("data.evaluate"), self.run.data.evaluate) or 0
+        return len(self.records[1])
 
     @property
     def validations(self) -> int:
@@ -104,8 +113,8 @@ class ClusterRun:
     @cached_property
     def records(self) -> tuple[list[Record], list[Record]]:
         """Records of training and those held out, of the files that are here."""
-        files = [Path(path) if path else None for path in (self.run.data.train, self.run.data.evaluate)]
-        train, evaluate = (read_record_file(file) if file is not None and file.is_file() else [] for file in files)
+        files = (self.run.data.train, self.run.data.evaluate)
+        train, evaluate = (read_record_file(Path(str(file))) if _is_here(file) else [] for file in files)
         return train, evaluate
 
     @property

@@ -227,6 +227,10 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
     count(records, "bounded_prompt_tokens", lambda _tokenizer, rows, *_: len(rows))
     count(verifiers, "build_grader", lambda *_: "all")
     count(cluster_run, "translate", lambda *_: "run")
+    opened, original = Counter(), Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, *how, **named: opened.update([path.name]) or original(path, *how, **named)
+    )
     qwen_like().save_pretrained("model")
     write_sums(tmp_path / "train.jsonl", *map(str, range(40)))
     write_sums(tmp_path / "held_out.jsonl", *map(str, range(100, 110)))
@@ -236,6 +240,7 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
     changes += ["coca.eval_data=held_out.jsonl", "coca.eval_interval=5", "coca.grader=exact"]
     assert main(["launch", str(file), *changes, *options]) == 0
     files = ["train.jsonl", "held_out.jsonl"]
+    assert [opened[file] for file in files] == [2, 2]  # hashed and parsed
     expected = dict.fromkeys([(name, file) for name in ("read_records", "file_sha256") for file in files], 1)
     expected |= {("build_grader", "all"): 1, ("translate", "run"): 1}
     assert len(trained) == stages
