@@ -137,8 +137,7 @@ class SegmentTrainer(PPOTrainer):
             counts = QuestionCounts.of(train, held_out, self.total_training_steps * data.train_batch_size)
             self._questions = counts.train
             form = form_of(records[TRAIN_FILES], self._settings.method, variables)
-            prompt = TrainedPrompt.of_training(form, self._settings.method, data.max_response_length)
-            self._begun = {"train_files": VerlRun(plain, self._settings).files(TRAIN_FILES), "prompt": prompt}
+            self._prompt = TrainedPrompt.of_training(form, self._settings.method, data.max_response_length)
             self._forms = {(r.dataset, r.id): form_digest(r, system_prompt, form) for r in records[VAL_FILES]}
             for warning in counts.warnings(TRAIN_FILES, section["train_files"], VAL_FILES, section["val_files"]):
                 print_note(f"warning: {warning}")
@@ -157,7 +156,10 @@ class SegmentTrainer(PPOTrainer):
         super()._load_checkpoint()
         trainer = self.config.trainer
         directory = Path(trainer.default_local_dir)
-        check_resume(directory, self._settings, self.total_training_steps, self.global_steps, **self._begun)
+        plain: Any = OmegaConf.to_container(self.config, resolve=True)
+        files = VerlRun(plain, self._settings).files(TRAIN_FILES)
+        steps = self.total_training_steps, self.global_steps
+        check_resume(directory, self._settings, *steps, train_files=files, prompt=self._prompt)
         if "file" in trainer.logger:
             log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
             self._earlier = MetricsBeforeResume(log, self.global_steps)
