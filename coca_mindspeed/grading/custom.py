@@ -12,7 +12,7 @@ import numpy as np
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import CocaError, GradingError
 from coca_mindspeed.grading.verdict import Grader, Outcome, TalliedGrader, Verdict
-from coca_mindspeed.utils.custom_code import load_custom, pinned
+from coca_mindspeed.utils.custom_code import load_custom
 
 logger = logging.getLogger(__name__)
 # Errors that a grader raises itself, and system errors.
@@ -79,7 +79,7 @@ class FaultTolerantGrader:
 
 
 class CustomGrader(TalliedGrader):
-    """Grades by the object that ``name`` names; an exception of it is handled by :class:`FaultTolerantGrader`.
+    """Grades by the object that a pinned ``name`` names; an exception of it is handled by :class:`FaultTolerantGrader`.
 
     ``options`` are keyword arguments of the function, or of the class.
     """
@@ -122,7 +122,7 @@ class _Adapter:
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name, self._options = name, dict(options)
-        self._target = load_custom(pinned(name))
+        self._target = load_custom(name)
         self._many = isinstance(self._target, type)
         if not callable(self._target):
             raise GradingError(f"{name}: expected a function or a class, found {type(self._target).__name__}")

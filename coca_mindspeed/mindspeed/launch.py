@@ -74,10 +74,11 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
     plan = show_plan_of(composed)
     require_nodes(key, composed.run.hardware.nodes, nodes)
     # The other nodes may share the directory.
-    alone = nodes.rank == 0 and not call.dry_run
-    with claim_output(call.directory(), wait=call.resume) if alone else nullcontext():
-        stages = [] if nodes.rank else _stages(plan.start, call)
-        if nodes.rank == 0 and not stages:
+    first = nodes.rank == 0
+    claims = first and not call.dry_run
+    with claim_output(call.directory(), wait=call.resume) if claims else nullcontext():
+        stages = _stages(plan.start, call) if first else []
+        if first and not stages:
             say(f"every iteration of {call.directory()} is done")
             return 0
         ask_the_doctor(
@@ -86,12 +87,12 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
             lambda: examine_machine(Machine(), plan.start.run, output=call.directory(), plan=plan),
             _instead_of_npus(plan, call),
         )
-        check_gold_answers(plan.start, os.environ, starts=alone)
+        check_gold_answers(plan.start, os.environ, starts=claims)
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
         npus, on_host = plan.start.run.hardware.npus_per_node, plan.start.run.hardware.platform == "host"
         of_ray = [f'--resources={{"NPU": {npus}}}', *([f"--num-cpus={driver.HOST_CPUS}"] if on_host else [])]
-        return join_cluster(nodes, of_ray, call) if nodes.rank else _train(plan.start, stages, call, nodes, of_ray)
+        return _train(plan.start, stages, call, nodes, of_ray) if first else join_cluster(nodes, of_ray, call)
 
 
 def _stages(start: ClusterRun, call: Launch) -> list[tuple[StageFiles, dict[str, Any]]]:
