@@ -155,12 +155,7 @@ def _rows(start: ClusterRun, rates: Rates | str) -> Iterator[Row]:
     yield "rollout", f"{engines} engines of TP {r.rollout_tp}"
     yield "slots per engine", slots
     yield from batch_rows("iteration", layout)
-    yield (
-        "grader",
-        ", ".join(start.values["rl_config"].get("verifier_function") or ()).replace(
-            OWN_VERIFIER, start.run.data.grader
-        ),
-    )
+    yield "grader", ", ".join(MindSpeedView(start.values).verifiers).replace(OWN_VERIFIER, run.data.grader)
     yield "microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"
     yield "tokens", f"{r.max_prompt} + {r.max_new} at most; {layout.responses * r.max_new:,} new ones per iteration"
     yield "iterations", length
