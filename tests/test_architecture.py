@@ -254,6 +254,7 @@ def test_check_of_a_cluster_run_does_not_import_torch():
     assert loaded_after("; ".join(["from coca_mindspeed.cli import main", *checked])) == []
 
 
+@pytest.mark.nightly
 def test_a_local_run_loads_no_module_of_another_engine(tmp_path):
     sizes = (*SMALL, "warm_up.steps=1", "trainer.steps=1", "evaluation.final_questions=0", "evaluation.interval=0")
     commands = [["check", "demo", *sizes], ["config", "show", "demo"]]

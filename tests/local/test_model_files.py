@@ -113,9 +113,10 @@ def test_gold_answers_that_no_response_can_give_are_named(tmp_path, model, capsy
     rows = [{"id": f"r{i}", "question": f"{i}?", "answer": answer} for i, answer in enumerate(answers)]
     write_rows(tmp_path / "train.jsonl", rows)
     assert main(arguments(tmp_path, model)) == 0  # rollout.max_new_tokens=8
-    error = capsys.readouterr().err
-    assert ("[long-answers]" in error) == warned
-    assert ("2 gold answers" in error, "r1" in error, " 12 " in error) == (warned,) * 3
+    lines = [line for line in capsys.readouterr().err.splitlines() if "[long-answers]" in line]
+    assert len(lines) == warned
+    for part in ("2 gold answers", "r1", " 12 ") if warned else ():
+        assert part in lines[0]
 
 
 def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_path, model):

@@ -308,7 +308,7 @@ def test_another_run_is_not_resumed(finished, tmp_path, capsys):
     output = shutil.copytree(finished, tmp_path / "run")
     assert main(["train", "demo", *SMALL, "--output", str(output)]) == 1
     assert "already holds a run; add --resume" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"config\.yaml: .*optimizer\.lr=0\.0005, found 0\.01"):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr=0\.0005, found 0\.01"):
         small_session(output, *FINISHED, "optimizer.lr=0.01", resume=True)
     with pytest.raises(ConfigError, match="seed=0, found 1"):
         small_session(output, *FINISHED, "seed=1", resume=True)
