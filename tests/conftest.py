@@ -91,6 +91,15 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
+def handlers():
+    """The signal handlers of the test runner, which are put back whatever a test leaves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def no_pictures(monkeypatch):
     """Reports of runs without their pictures, which take seconds."""
     monkeypatch.setattr("coca_mindspeed.local.report.draw_plots", lambda *_: ("", {}))

@@ -39,7 +39,8 @@ def record_flaws(records: Sequence[Record], grader: str) -> tuple[tuple[str, str
     if forms and forms >= _SHARE * len(golds):
         reason = f"{forms:,} of its {len(golds):,} different questions ask for a form of answer of their own"
         flaws.append(("question-form", reason, "remove it: the system prompt asks for another form"))
-    kinds = [default_category(record.answer) for record in records if record.category in _MISFITS]
+    judged = [record for record in records if record.category in _MISFITS and record.metadata.get("grader") != grader]
+    kinds = [default_category(record.answer) for record in judged]
     for kind, graders in _MISFITS.items():
         if grader in graders and (misfits := kinds.count(kind)) >= max(1, _SHARE * len(records)):
             reason = (

@@ -3,6 +3,7 @@
 import pytest
 
 from coca_mindspeed.config.unusual import late_checkpoint, unusual_values
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.flaws import record_flaws
 from coca_mindspeed.data.records import Record
 
@@ -59,3 +60,9 @@ def _records(pairs, category="math"):
 )
 def test_flaws_of_records(pairs, grader, codes):
     assert [code for code, *_ in record_flaws(_records(pairs), grader)] == codes
+
+
+def test_records_that_name_their_grader_fit_it():
+    records = arithmetic_records(100, "train", seed=0)  # those of the demo
+    assert record_flaws(records, "exact") == ()
+    assert [code for code, *_ in record_flaws(records, "factual")] == ["grader-misfit"]

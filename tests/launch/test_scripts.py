@@ -275,7 +275,7 @@ def test_a_run_that_another_process_asks_to_stop(tmp_path, answer):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_run_that_has_lost_its_directory_ends_at_once_and_stops_no_other(tmp_path, lost):
+def test_a_run_that_has_lost_its_directory_ends_at_once_and_stops_no_other(tmp_path, handlers, lost):
     request = StopRequest.of(tmp_path)
     claim = vars(Claimant.this_process().claim()) | ({"host": "another"} if lost else {})
     (tmp_path / "running.json").write_text(json.dumps(claim))

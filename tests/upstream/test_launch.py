@@ -11,15 +11,6 @@ from coca_mindspeed.upstream.launch import ending_by_signals
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
-@pytest.fixture(autouse=True)
-def handlers():
-    """Those of the test runner, whatever a test leaves."""
-    before = {number: signal.getsignal(number) for number in ENDING}
-    yield before
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", ENDING)
 def test_the_exit_code_names_the_first_signal(number, handlers):
     """Ray replaces our exception by one with its own exit code."""
