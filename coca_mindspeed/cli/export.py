@@ -58,9 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = MARKER if marker is None else missing[0]
         hint = " with checkpoint.best" if arguments.best else ""
         if (source / "stage0").is_dir():
-            hint = "; a run on MindSpeed-RL is exported by launch/convert_weights.sh mcore2hf RUN --output " + str(
-                source
-            )
+            hint = f"; a run on MindSpeed-RL is exported by launch/convert_weights.sh mcore2hf RUN --output {source}"
         raise DataError(f"{source}: has no {name} of a run; expected the directory of a finished local run{hint}")
     check_output_path(output, arguments.overwrite)
     config = compose_run(str(source / "config.yaml")).run

@@ -32,7 +32,7 @@ def _json_values(value: Any) -> Any:
 
 
 class RunMarker(Section):
-    """What a run was started with."""
+    """Settings, data and prompts of a run when it was started."""
 
     made_by: Literal["coca-mindspeed"] = "coca-mindspeed"
     kind: Literal["run"] = "run"
@@ -49,7 +49,7 @@ class RunMarker(Section):
         before = read_run_marker(directory, self.engine) if resumed else None
         begun = {} if before is None else {"id": before.id, "version": before.version}
         write_json(directory / MARKER, {**self.model_dump(mode="json"), **begun})
-        for name in (PROMPT_FILE, _EARLIER[self.engine])[: 1 if self.engine == "local" else 2]:
+        for name in {PROMPT_FILE, _EARLIER[self.engine]} - {_EARLIER["local"]}:
             (directory / name).unlink(missing_ok=True)  # of an earlier release
 
 
@@ -60,7 +60,7 @@ def is_run_of(directory: Path, engine: Engine) -> bool:
 
 
 def read_run_marker(directory: Path, engine: Engine) -> RunMarker | None:
-    """What the run in ``directory`` was started with; None if there is none.
+    """Read the marker of the run in ``directory``; None if there is none.
 
     Raises ConfigError, which names the file, if it cannot be used or is not of a run of ``engine``.
     """

@@ -117,7 +117,7 @@ class LocalRun:
 
     @property
     def marker(self) -> RunMarker:
-        """What the run is started with."""
+        """The marker that is written when the run starts."""
         return RunMarker(
             engine="local",
             settings=self.config.model_dump(mode="json"),

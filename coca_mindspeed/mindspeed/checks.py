@@ -69,9 +69,8 @@ def key_classes() -> KeyClasses:
 
 def changed_keys(view: MindSpeedView, kind: str) -> Iterator[tuple[str, Any, Any]]:
     """Keys of a class with value and MindSpeed-RL's default, if they differ."""
-    present = [*leaves(underscored(view.values))]
     shapes, *_ = actor_sections(view.values)
-    for place, value in present:
+    for place, value in leaves(underscored(view.values)):
         key = of_the_actor(place.replace(f"{shapes}.", "model.actor."))
         if key in view.DEFAULTS and value != (default := view.DEFAULTS[key]) and key_classes().of(key) == kind:
             yield place, value, default

@@ -128,7 +128,7 @@ def check_begun_run(start: ClusterRun, output: Path) -> bool:
 
 
 def stage_marker(values: Mapping[str, Any], prompt: TrainedPrompt | None = None) -> RunMarker:
-    """What a stage is started with, by the values of :func:`mindspeed_values`."""
+    """The marker of a stage with the values of :func:`mindspeed_values`."""
     coca = stored_section(CocaSettings, values["coca"], "this run")
     digests = coca.pop("data_sha256")
     files = {"train": values["megatron_training"].get("data_path"), "evaluate": coca["eval_data"]}

@@ -78,8 +78,7 @@ def try_verifiers(
     if (failure := next((text for text in results.values() if isinstance(text, str)), None)) and not starts:
         print_text(f"{untried}: MindSpeed-RL cannot run it here: {failure}", sys.stderr)
         return
-    problems = [*_problems(names, weights, probe, results, prefix)]
-    raise_problems(problems)
+    raise_problems(list(_problems(names, weights, probe, results, prefix)))
 
 
 def check_gold_answers(start: ClusterRun, environment: Mapping[str, str], *, starts: bool = False) -> None:
