@@ -1,5 +1,6 @@
 """A composed run for MindSpeed-RL, from its check to its training: each of its parts is read once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from coca_mindspeed.mindspeed.keys import RENAMES, NativeRun, native_key, transl
 from coca_mindspeed.mindspeed.layout import layout_problems
 from coca_mindspeed.mindspeed.model_config import Comparison, compare_model
 from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
-from coca_mindspeed.mindspeed.start.records import read_record_file
+from coca_mindspeed.mindspeed.start.records import RecordFile, read_record_file
 
 
 class Length(NamedTuple):
@@ -111,10 +112,16 @@ class ClusterRun:
         return self.validations * self.held_out * self.run.rollout.group_size
 
     @cached_property
-    def records(self) -> tuple[list[Record], list[Record]]:
+    def files(self) -> dict[str, RecordFile]:
+        """Record files that are here, by their absolute paths."""
+        paths = [Path(file).absolute() for file in (self.run.data.train, self.run.data.evaluate) if _is_here(file)]
+        return {str(path): read_record_file(path) for path in paths}
+
+    @property
+    def records(self) -> tuple[Sequence[Record], Sequence[Record]]:
         """Records of training and those held out, of the files that are here."""
         files = (self.run.data.train, self.run.data.evaluate)
-        train, evaluate = (read_record_file(Path(str(file))) if _is_here(file) else [] for file in files)
+        train, evaluate = (self.files[str(Path(file).absolute())].records if _is_here(file) else () for file in files)
         return train, evaluate
 
     @property

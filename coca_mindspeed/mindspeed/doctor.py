@@ -160,7 +160,9 @@ def _run(machine: Machine, start: ClusterRun, output: Path, plan: ClusterPlan | 
     except CocaError as error:
         problems = problems_of(error, "plan", "configuration")
     missing = (problem._replace(key=start.key(problem.key)) for problem in missing_model(run))
-    yield from (Finding(False, problem) for problem in (*problems, *missing_data(run, start.key), *missing))
+    # The node that trains reads the records for all.
+    data = missing_data(run, start.key) if machine.environment.get("NODE_RANK", "0") == "0" else ()
+    yield from (Finding(False, problem) for problem in (*problems, *data, *missing))
     if not problems:
         yield item("plan", "configuration", "no problems", True, "no problems", "")
     if plan is not None:

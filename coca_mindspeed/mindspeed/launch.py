@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.errors import UsageError
+from coca_mindspeed.errors import UsageError, raise_problems
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.doctor import examine_machine
@@ -88,6 +89,8 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
             _instead_of_npus(plan, call),
         )
         check_gold_answers(plan.start, os.environ, starts=claims)
+        if claims:  # the records are read here, for all processes
+            raise_problems(list(missing_data(composed.run, plan.start.key)))
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
         npus, on_host = plan.start.run.hardware.npus_per_node, plan.start.run.hardware.platform == "host"
@@ -120,7 +123,7 @@ def _train(
     training, npus = None, nodes.total * start.run.hardware.npus_per_node
     if not call.dry_run:  # what is wrong is found before Ray starts
         require_free_port(nodes)
-        training = driver.prepare(stages[0][1], os.environ, name_of=start.key)
+        training = driver.prepare(stages[0][1], os.environ, start.files, name_of=start.key)
     with ray_cluster(nodes, of_ray, npus, "NPU", dry_run=call.dry_run):
         for number, (files, values) in enumerate(stages):
             file = files.results / MARKER
@@ -132,7 +135,7 @@ def _train(
             resumed = newest_iteration(files.checkpoints) is not None
             stage_marker(values, start.prompt).write(files.results, resumed=resumed)
             if number:  # its weights are there since the stage before
-                training = driver.prepare(values, os.environ, before=training)
+                training = driver.prepare(values, os.environ, start.files, before=training)
             show("train", str(file))
             with stopping_by_signals(call):
                 driver.train(training)

@@ -12,7 +12,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.mindspeed.stages import dataset
 from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.start.process import CocaSettings
-from coca_mindspeed.mindspeed.start.records import load_prompts
+from coca_mindspeed.mindspeed.start.records import load_prompts, read_record_file, take_files
 from tests.tokenizers_for_tests import THINKING_TEMPLATE, qwen_like
 
 
@@ -23,7 +23,8 @@ def test_prompts_have_the_runs_variables_and_date(tmp_path):
     tokenizer.chat_template = "{{ strftime_now('%d.%m.%Y') }}" + THINKING_TEMPLATE
     settings = CocaSettings.model_validate({"chat_template_kwargs": {"thinking": "off"}, "prompt_date": "2024-07-05"})
     for _ in range(2):  # the validation may be given the tokenizer that the data set was made with
-        _, [ids] = load_prompts(tmp_path / "records.jsonl", tokenizer, settings, 4096)
+        take_files({"records.jsonl": read_record_file(tmp_path / "records.jsonl")})
+        [ids] = load_prompts("records.jsonl", tokenizer, settings, 4096)
         text = tokenizer.decode(ids)
         assert text.startswith("05.07.2024")
         assert "<think>" not in text
@@ -38,7 +39,8 @@ def test_the_data_set_shows_each_iteration_its_questions(monkeypatch, shuffle):
     """Also if Ray has pickled the hook: a function that is made in a function is pickled with copies of its globals."""
     records, prompts = [_record(i) for i in range(5)], [np.array([7 * i], dtype=np.int32) for i in range(5)]
     monkeypatch.setattr(dataset, "process_settings", lambda: SimpleNamespace(coca=None))
-    monkeypatch.setattr(dataset, "load_prompts", lambda *_: (records, prompts))
+    monkeypatch.setattr(dataset, "load_prompts", lambda *_: prompts)
+    monkeypatch.setattr(dataset, "run_records", lambda _: records)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: None)
     config = SimpleNamespace(
         **{"tokenizer_name_or_path": "", "max_prompt_length": 8, "seed": 3},

@@ -123,7 +123,7 @@ def test_a_node_that_cannot_start_its_processes_ends_the_start_with_its_cause(mo
     def refuse(_planned: object) -> None:
         raise _RayError("ray::setup_worker()", ValueError("another release"))
 
-    monkeypatch.setattr(driver, "check_files_on_nodes", refuse)
+    monkeypatch.setattr(driver, "check_weights_on_nodes", refuse)
     with pytest.raises(TrainingError, match="another release"):
         driver.start_ray(PROCESS, _config(), {})
     assert ended == [True]
@@ -156,7 +156,7 @@ def test_an_error_without_a_message_is_shown_by_its_source(tmp_path, homes, monk
     monkeypatch.setattr(driver, "start_ray", lambda *_: None)
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
     write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
-    training = driver.prepare(_config(), os.environ)
+    training = driver.prepare(_config(), os.environ, {})
     with pytest.raises(TrainingError) as caught:
         driver.train(training)
     assert str(caught.value) == f"training ended: {shown.format(file=file)}"

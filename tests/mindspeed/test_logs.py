@@ -16,6 +16,7 @@ from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import CocaSettings
+from coca_mindspeed.mindspeed.start.records import read_record_file, take_files
 from coca_mindspeed.utils import saving
 from coca_mindspeed.utils.json_files import read_json_lines
 from coca_mindspeed.utils.saving import StopRequest
@@ -113,7 +114,7 @@ def start(tmp_path, monkeypatch):
     process = SimpleNamespace(coca=CocaSettings.model_validate(section), reference=True, max_new_tokens=9)
     asked: list[Any] = []
     nothing = SimpleNamespace(remote=lambda *_, **options: asked.append(options["seen"]) or [])
-    ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing))
+    ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: nothing), put=lambda value: value)
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     monkeypatch.setattr(stages_trainer, "fetch", lambda value: value)
@@ -136,6 +137,7 @@ def start(tmp_path, monkeypatch):
 
     data = tmp_path / "train.jsonl"
     write_records(data, [Record(str(i), "d", "math", f"{i}+1=", str(i + 1)) for i in range(4)])
+    take_files({str(data): read_record_file(data)})
 
     def run(die_at=None, on_event=None):
         config = SimpleNamespace(data_path=str(data), global_batch_size=2, seed=1, no_shuffle=False)

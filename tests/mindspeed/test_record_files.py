@@ -1,6 +1,7 @@
-"""Rows carry the index of their record, so every process that looks one up has to read the file that was meant."""
+"""Rows carry the index of their record, so every process that looks one up has to have the records that were meant."""
 
 import json
+import pickle
 import shlex
 import shutil
 import socket
@@ -10,7 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -26,15 +26,15 @@ from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start import driver, records, verifiers
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.mindspeed.start.records import (
-    check_files_on_nodes,
-    check_prompts_of_files,
-    differing_files,
+    all_records,
+    check_weights_on_nodes,
+    differing_weights,
+    encode_files,
     load_prompts,
-    read_run_records,
-    record_files,
-    take_prompts,
+    read_record_file,
+    run_records,
+    take_files,
     weights_digests,
-    with_digests,
 )
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stage_marker
 from coca_mindspeed.utils.files import file_sha256
@@ -45,17 +45,6 @@ from tests.tokenizers_for_tests import qwen_like
 def write_sums(path, *answers):
     write_records(path, [Record(answer, "sums", "math", f"What is {answer}?", answer) for answer in answers])
     return path
-
-
-def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp_path):
-    path = write_sums(tmp_path / "train.jsonl", "1", "2")
-    planned = {str(path): file_sha256(path)}
-    assert [found.answer for found in read_run_records(path, planned)] == ["1", "2"]
-    write_sums(path, "2", "1")  # as many records, in another order
-    with pytest.raises(DataError, match=r"train\.jsonl: .*SHA-256"):
-        load_prompts(path, None, CocaSettings(data_sha256=planned), 100)
-    # A file that was not planned by its content is taken as it is.
-    assert [found.answer for found in read_run_records(path, {})] == ["2", "1"]
 
 
 CHAT = [{"role": "user", "content": "What is 1+1?"}]
@@ -107,9 +96,7 @@ def _other_weights(folder):
 
 
 ELSEWHERE = {
-    "other records": (lambda place: write_sums(place / "train.jsonl", "2"), "train.jsonl: ", "SHA-256"),
-    "no records": (lambda place: (place / "train.jsonl").unlink(), "train.jsonl: ", "not there"),
-    "the same": (lambda place: write_sums(place / "train.jsonl", "1"), None, None),
+    "other records": (lambda place: write_sums(place / "train.jsonl", "2"), None, None),  # the run carries its own
     "other weights": (lambda place: _other_weights(place / "weights"), "weights/release/mp_rank_00: ", "SHA-256"),
     "another time of download": (lambda place: write(place / "weights/.cache/download/x", "1"), None, None),
     "no weights": (lambda place: shutil.rmtree(place / "weights"), "weights/release: ", "not there"),
@@ -117,22 +104,22 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
-def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, monkeypatch, elsewhere):
+def test_the_weights_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, monkeypatch, elsewhere):
     """Ray is stood in for: its second node has another file."""
     change, where, named = ELSEWHERE[elsewhere]
-    path, weights = write_sums(tmp_path / "train.jsonl", "1"), tmp_path / "weights"
+    weights = tmp_path / "weights"
     checkpoint(weights, 1)
     (weights / "release/mp_rank_00/model_optim_rng.pt").write_bytes(bytes(3 * 2**20))
     write(weights / ".cache/download/model.metadata", "a time")
     config = OmegaConf.create({"megatron_training": {"load": str(weights)}})
-    planned = {str(path): file_sha256(path), **weights_digests(driver.weight_folders(config))}
+    planned = weights_digests(driver.weight_folders(config))
 
     def options(*, num_cpus, scheduling_strategy):
         assert num_cpus == 0  # also where every CPU is reserved
         assert scheduling_strategy != "dead"  # Ray would fail, or wait for it
         if scheduling_strategy == "second":
             change(tmp_path)
-        return SimpleNamespace(remote=differing_files)
+        return SimpleNamespace(remote=differing_weights)
 
     nodes = [{"NodeID": name, "Alive": name != "dead"} for name in ("first", "dead", "second")]
     ray = SimpleNamespace(nodes=lambda: nodes, remote=lambda _: SimpleNamespace(options=options), get=list)
@@ -140,10 +127,10 @@ def test_the_files_of_all_nodes_are_compared_before_a_model_is_built(tmp_path, m
     for name, module in (("ray", ray), ("ray.util.scheduling_strategies", strategies)):
         monkeypatch.setitem(sys.modules, name, module)
     if named is None:
-        check_files_on_nodes(planned)
+        check_weights_on_nodes(planned)
         return
     with pytest.raises(DataError, match=named) as caught:
-        check_files_on_nodes(planned)
+        check_weights_on_nodes(planned)
     assert f"{where}on {socket.gethostname()}" in str(caught.value)
 
 
@@ -152,18 +139,6 @@ def test_a_checkpoint_is_not_compared(tmp_path):
     checkpoint(tmp_path / "run", 4, iteration="10")
     config = OmegaConf.create({"actor_config": {"load": str(tmp_path / "run")}})
     assert driver.weight_folders(config) == []
-
-
-def test_the_settings_carry_the_digests_of_the_files(tmp_path):
-    train = write_sums(tmp_path / "train.jsonl", "1", "2")
-    files = record_files(str(train), None)
-    planned = with_digests(CocaSettings(), files)
-    assert planned.data_sha256 == {str(train): file_sha256(train)}
-    write_sums(train, "4")
-    with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*train\.jsonl"):
-        with_digests(planned, files)
-    train.unlink()  # this may be a machine that only starts the run
-    assert with_digests(planned, files) == planned
 
 
 def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
@@ -253,31 +228,35 @@ def test_the_starting_process_reads_each_file_once(options, stages, tmp_path, ho
         method = "caliber" if stages > 1 else "coca"
         assert (prompt.method, prompt.max_new_tokens, prompt.compute_dtype) == (method, 2048, "bfloat16")
     if stages:
-        assert all(len(training.prompts) == 2 for training in trained)
+        assert all([file.prompts is None for file in training.files.values()] == [False] * 2 for training in trained)
         expected |= {("bounded_prompt_tokens", 40): 1, ("bounded_prompt_tokens", 10): 1}
     assert calls == expected
 
 
-def test_a_training_uses_the_prompts_that_the_starting_process_has_encoded(tmp_path, monkeypatch):
-    qwen_like().save_pretrained(tmp_path / "model")
+@pytest.mark.parametrize("tokenizer_is_here", [True, False])
+def test_a_process_of_the_training_uses_the_records_that_the_starting_one_has_read(tmp_path, tokenizer_is_here):
+    """Without the files, of which the node of the process may have others, or none."""
+    if tokenizer_is_here:
+        qwen_like().save_pretrained(tmp_path / "model")
     train = write_sums(tmp_path / "train.jsonl", *map(str, range(700, 740)))
-    settings = with_digests(CocaSettings(), [train])
-    encoded = check_prompts_of_files(tmp_path / "model", [train], settings, 400)
-    first, expected = load_prompts(train, qwen_like(), settings, 400)
-    take_prompts(encoded)
-    monkeypatch.setattr(records, "bounded_prompt_tokens", None)
-    again, prompts = load_prompts(train, qwen_like(), settings, 400)
-    assert again == first
-    assert len(prompts) == len(expected)
-    assert all(map(np.array_equal, prompts, expected))
+    files = encode_files(tmp_path / "model", {str(train): read_record_file(train)}, CocaSettings(), 400)
+    expected, rows = list(read_records(train)), [f"What is {sum_}?" for sum_ in range(700, 740)]
+    train.unlink()
+    carried = pickle.loads(pickle.dumps(files))  # noqa: S301 - as Ray does
+    assert (carried[str(train)].prompts is not None) == tokenizer_is_here
+    take_files(carried)
+    tokenizer = qwen_like()
+    prompts = load_prompts(train, tokenizer, CocaSettings(), 400)
+    assert all_records()[str(train)] == run_records(str(train)) == tuple(expected)
+    assert len(prompts) == len(rows)
+    assert all(row in tokenizer.decode(ids) for row, ids in zip(rows, prompts, strict=True))
 
 
-def test_a_validation_reads_its_file_once(tmp_path, monkeypatch):
-    path, read = write_sums(tmp_path / "held_out.jsonl", "1", "2"), []
-    planned = {str(path): file_sha256(path)}
-    for name in ("read_records", "file_sha256"):
-        original = getattr(records, name)
-        monkeypatch.setattr(records, name, lambda path, original=original: read.append(path) or original(path))
-    for _ in range(5):  # chunks
-        assert [record.answer for record in read_run_records(path, planned)] == ["1", "2"]
-    assert len(read) == 2
+def test_a_start_without_its_records_is_refused(tmp_path, monkeypatch, capsys):
+    """Also where the doctor is not asked: the starting process reads them for all others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SKIP_DOCTOR", "1")
+    arguments = ["launch", "qwen25_7b_910b", "data.train=absent.jsonl", "data.evaluate=null", "data.rows=4000"]
+    assert main(arguments) == 1
+    assert "data.train" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -256,7 +256,6 @@ def test_a_validation_names_the_form_that_an_export_names(monkeypatch):
         ),
         "build_verifier": lambda *_: Lenient(),
         "token_text": lambda *_: TokenText([bytes([byte]) for byte in range(256)]),
-        "read_run_records": lambda *_: records,
     }
     for name, stub in stubs.items():
         monkeypatch.setattr(reward_worker, name, stub)
@@ -264,6 +263,7 @@ def test_a_validation_names_the_form_that_an_export_names(monkeypatch):
     worker = RewardWorker()
     tokenizer = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=0))
     worker.initialize(megatron, SimpleNamespace(n_samples_per_prompt=1), tokenizer)
+    worker.take_records({"r": records, "eval.jsonl": records})
     text = "<think><confidence>.50</confidence></think>2"
     given = {
         "responses": [torch.tensor(list(text.encode()), dtype=torch.int32)],
@@ -288,7 +288,6 @@ def test_the_reward_stage(monkeypatch, required):
         ),
         "build_verifier": lambda *_: Lenient(),
         "token_text": lambda *_: TokenText([bytes([byte]) for byte in range(256)]),
-        "read_run_records": lambda *_: records,
     }.items():
         monkeypatch.setattr(reward_worker, name, stub)
     megatron = SimpleNamespace(
@@ -305,6 +304,7 @@ def test_the_reward_stage(monkeypatch, required):
     filled.put_experience.remote(given, [0, 1, 2])
     worker = RewardWorker()
     worker.initialize(megatron, rl_config, SimpleNamespace(tokenizer=SimpleNamespace(eos_token_id=ord("2"))))
+    worker.take_records({"r.jsonl": records, "eval.jsonl": records})
     worker.init_transfer_dock(filled)
     worker.compute_rm_score()
 
@@ -361,7 +361,7 @@ def test_a_validation_writes_its_predictions_and_metrics(monkeypatch, tmp_path):
 
     upstream = SimpleNamespace(put_prompts_experience=put_prompts_experience)
     monkeypatch.setitem(sys.modules, "mindspeed_rl.trainer.utils.transfer_dock", upstream)
-    monkeypatch.setattr(validation, "load_prompts", lambda *_: (None, [np.array([1, 2])] * 3))
+    monkeypatch.setattr(validation, "load_prompts", lambda *_: [np.array([1, 2])] * 3)
     for module in (validation, dock):
         monkeypatch.setattr(module, "fetch", lambda value, timeout=None: value)
     settings = CocaSettings.model_validate(

@@ -49,6 +49,7 @@ from coca_mindspeed.mindspeed.native import compose_cluster_run
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.process import CPU_SHIM
+from coca_mindspeed.mindspeed.start.records import read_record_file
 from coca_mindspeed.mindspeed.start.run_file import (
     StageFiles,
     check_begun_run,
@@ -217,7 +218,8 @@ def _drive(changes: list[str]) -> Mapping[str, Any]:
     base = mindspeed_config(megatron_training={"tokenizer_name_or_path": "model", **DATA})
     config: Any = OmegaConf.to_container(OmegaConf.merge(base, OmegaConf.from_dotlist(changes)))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        training = driver.prepare(config, os.environ)
+        files = {path: read_record_file(Path(path)) for path in [DATA["data_path"]] if Path(path).is_file()}
+        training = driver.prepare(config, os.environ, files)
     process, sections = training.process, OmegaConf.to_container(training.config)
     coca = {**process.coca.model_dump(mode="json"), "rollout_engine": process.coca.rollout_engine}
     return {
@@ -225,6 +227,7 @@ def _drive(changes: list[str]) -> Mapping[str, Any]:
         **{name: value for name, (value, _) in training.variables.items()},
         "coca": coca,
         "process": process.model_dump(mode="json", exclude={"coca"}),
+        "files": {path: file.sha256 for path, file in training.files.items()},
         "prompts": re.findall(r"checking the prompts of (.+)", printed.getvalue()),
     }
 

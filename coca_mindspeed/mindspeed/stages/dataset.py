@@ -1,7 +1,6 @@
 """The data set of a run: prompts of its records, in an order of their own in each epoch."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from coca_mindspeed.data.order import QuestionOrder
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.records import load_prompts
+from coca_mindspeed.mindspeed.start.records import load_prompts, run_records
 
 RECORD = "coca_record"  # column of the dock, int32 [1]: index of the question's record; comes with the prompts
 
@@ -48,9 +47,9 @@ def record_datasets(_original: Any) -> Any:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)
-        records, prompts = load_prompts(Path(data_path), tokenizer, process_settings().coca, config.max_prompt_length)
+        prompts = load_prompts(data_path, tokenizer, process_settings().coca, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
-        return RecordPrompts(question_order(records, config), prompts, samples), None, None
+        return RecordPrompts(question_order(run_records(data_path), config), prompts, samples), None, None
 
     return build_train_valid_test_datasets
 

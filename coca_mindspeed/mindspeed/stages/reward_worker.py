@@ -6,7 +6,6 @@ It replaces MindSpeed-RL's ``RuleReward``: one actor per node, with the same met
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from coca_mindspeed.mindspeed.stages.dataset import RECORD
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report, score_columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.records import read_run_records
 from coca_mindspeed.mindspeed.upstream_keys import OWN_VERIFIER
 from coca_mindspeed.scoring.metrics import cut_off
 from coca_mindspeed.scoring.responses import held_out_predictions, training_scorer
@@ -47,15 +45,21 @@ class RewardWorker:
             self._settings = settings = process_settings().coca
             self._longest, self._eos = process_settings().max_new_tokens, tokenizer.tokenizer.eos_token_id
             self._rl_config, self._node, self._global_batch_size = rl_config, dp_rank, megatron_config.global_batch_size
+            self._training_file = str(megatron_config.data_path)
             self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
             text = token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0))
             grader = build_verifier(rl_config, settings.grader, settings.grading)
             self._scorer = training_scorer(settings, text, grader)
-            self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
-            self._form = form_of(self._records, settings.method, settings.chat_template_kwargs)
         except BaseException as failure:
             self._failure = failure
             raise
+
+    def take_records(self, files: Mapping[str, Sequence[Record]]) -> None:
+        """Set the records of the run's files, by path."""
+        self._check_initialised()
+        self._files = files
+        self._records = files[self._training_file]
+        self._form = form_of(self._records, self._settings.method, self._settings.chat_template_kwargs)
 
     def init_transfer_dock(self, td: Any, *_others: Any) -> None:
         """Set the dock."""
@@ -99,8 +103,7 @@ class RewardWorker:
         ``dock_columns`` are ``responses``, ``response_length`` and the data set's columns.
         """
         self._check_initialised()
-        records = read_run_records(Path(eval_data), self._settings.data_sha256)
-        graded = self._score(Rows(dock_columns, indexes), records)
+        graded = self._score(Rows(dock_columns, indexes), self._files[eval_data])
         samples = self._rl_config.n_samples_per_prompt
         answers = held_out_predictions(graded, self._settings.method.label)
         system_prompt = self._settings.method.system_prompt

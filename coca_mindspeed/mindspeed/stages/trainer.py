@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.mindspeed.stages import metrics
@@ -35,7 +34,7 @@ from coca_mindspeed.mindspeed.stages.metrics import IterationRow, SampleWriter, 
 from coca_mindspeed.mindspeed.stages.reference import NoReference
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import METRICS, process_settings
-from coca_mindspeed.mindspeed.start.records import read_run_records
+from coca_mindspeed.mindspeed.start.records import all_records, run_records
 from coca_mindspeed.scoring.health import HealthWarnings
 from coca_mindspeed.scoring.metrics import HELD_OUT
 from coca_mindspeed.utils.console import print_text
@@ -60,8 +59,9 @@ class SegmentTrainer(_Upstream):
             ref_worker = NoReference(actor_worker.megatron_config)
         super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
         coca, config = self._process.coca, self.actor_worker.megatron_config
-        records = read_run_records(Path(config.data_path), coca.data_sha256)
-        self._questions = question_order(records, config)
+        self._questions = question_order(run_records(config.data_path), config)
+        shared = ray.put(all_records())
+        fetch([reward.take_records.remote(shared) for reward in reward_list if hasattr(reward, "take_records")])
         # Made once: Ray sends a new remote function to its workers again.
         self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
         self._samples = SampleWriter(coca, self.tokenizer)

@@ -29,7 +29,7 @@ class Validation:
         self._settings, self._trainer = settings, trainer
         self._file, self._log = settings.eval_data, settings.output_dir / VALIDATION
         rl_config = trainer.actor_worker.rl_config
-        _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, settings, rl_config.max_prompt_length)
+        self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, settings, rl_config.max_prompt_length)
         self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "score_rows")]
 
     def is_done(self, iteration: int) -> bool:

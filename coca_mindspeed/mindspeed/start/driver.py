@@ -34,13 +34,11 @@ from coca_mindspeed.mindspeed.start.process import (
     setup_driver,
 )
 from coca_mindspeed.mindspeed.start.records import (
-    Encoded,
-    check_files_on_nodes,
-    check_prompts_of_files,
-    record_files,
-    take_prompts,
+    RecordFile,
+    check_weights_on_nodes,
+    encode_files,
+    take_files,
     weights_digests,
-    with_digests,
 )
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.upstream.launch import WEIGHT_FORMAT
@@ -166,23 +164,19 @@ def runtime_environment(
 
 
 def check_inputs(
-    settings: CocaSettings, config: DictConfig, name_of: Callable[[str], str] = str
-) -> tuple[CocaSettings, Encoded]:
-    """Check the method and the prompts before any NPU is held.
+    settings: CocaSettings, config: DictConfig, files: Mapping[str, RecordFile], name_of: Callable[[str], str] = str
+) -> dict[str, RecordFile]:
+    """Check the method and the prompts before any NPU is held; return the files with prompts if the tokenizer is here.
 
-    Return the settings with SHA-256 of the record files, and their prompts if the tokenizer is here.  ``name_of`` gives
-    the names of our keys in the run's file.
+    ``name_of`` gives the names of our keys in the run's file.
     """
     from coca_mindspeed.scoring.responses import check_custom_method  # it imports torch
 
     check_custom_method(settings.method)
     view = MindSpeedView(config)
-    files = record_files(view.value("megatron_training.data_path"), settings.eval_data)
-    settings = with_digests(settings, files)
     if (tokenizer := view.value("megatron_training.tokenizer_name_or_path")) is None:
-        return settings, {}
-    longest = view.value("rl_config.max_prompt_length")
-    return settings, check_prompts_of_files(Path(tokenizer), files, settings, longest, name_of)
+        return dict(files)
+    return encode_files(Path(tokenizer), files, settings, view.value("rl_config.max_prompt_length"), name_of)
 
 
 def check_weights(config: DictConfig, *, reference: bool) -> None:
@@ -227,7 +221,7 @@ def weight_folders(config: DictConfig) -> list[Path]:
 def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
 
-    Raises DataError if a node has other records or weights, and TrainingError if one cannot start its processes.
+    Raises DataError if a node has other weights, and TrainingError if one cannot start its processes.
     """
     import ray
 
@@ -242,7 +236,7 @@ def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping
     with own_signal_handlers():
         ray.init(**arguments)
     try:
-        check_files_on_nodes({**process.coca.data_sha256, **weights_digests(weight_folders(config))})
+        check_weights_on_nodes(weights_digests(weight_folders(config)))
     except ray.exceptions.RayError as error:  # of the first tasks on each node, which set its processes up
         ray.shutdown()
         print(error, file=sys.stderr)
@@ -261,26 +255,27 @@ def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_dri
 
 @dataclass(frozen=True)
 class Training:
-    """A training that may start: settings of all processes, MindSpeed-RL's own, variables of workers, prompts."""
+    """A training that may start: settings of all processes, MindSpeed-RL's own, variables of workers, record files."""
 
     process: ProcessSettings
     config: DictConfig
     variables: dict[str, tuple[str, str]]
-    prompts: Encoded
+    files: Mapping[str, RecordFile]
 
 
 def prepare(
     values: Mapping[str, Any],
     environment: Mapping[str, str],
+    files: Mapping[str, RecordFile],
     *,
     before: Training | None = None,
     name_of: Callable[[str], str] = str,
 ) -> Training:
     """Check MindSpeed-RL's sections on this machine, and what they name: checkouts, weights, prompts.
 
-    Of a later stage, ``before`` is the stage before: its method, records and prompts are not checked again.
-    ``name_of`` gives the names of our keys in the run's file.  Prints keys that are ignored, and the variables of Ray's
-    workers.  Raises CocaError if the run cannot work.
+    ``files`` are the record files of the sections, by path.  Of a later stage, ``before`` is the stage before: its method
+    and prompts are not checked again.  ``name_of`` gives the names of our keys in the run's file.  Prints keys that are
+    ignored, and the variables of Ray's workers.  Raises CocaError if the run cannot work.
     """
     checkouts = find_checkouts(environment)
     raise_problems(shipped_keys().problems(values))  # types, before values are compared
@@ -292,15 +287,11 @@ def prepare(
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)
     variables = worker_variables(process, config, environment)
-    if before is None:
-        settings, prompts = check_inputs(settings, config, name_of)
-    else:
-        prompts, settings = before.prompts, settings.model_copy(update={"data_sha256": before.process.coca.data_sha256})
-    process = process.model_copy(update={"coca": settings})
+    files = check_inputs(settings, config, files, name_of) if before is None else before.files
     print("coca-mindspeed: environment of Ray's workers:")
     for name, (value, source) in sorted(variables.items()):
         print(f"  {name}={value}  ({source})", flush=True)
-    return Training(process, config, variables, prompts)
+    return Training(process, config, variables, files)
 
 
 def train(
@@ -320,7 +311,7 @@ def train(
     start_ray(process, config, runtime_environment(process, training.variables, worker_setup))
     try:
         run = ray.remote(_run_task).options(num_cpus=1, max_retries=0)
-        ray.get(run.remote(task, config, training.prompts))
+        ray.get(run.remote(task, config, training.files))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
         raise TrainingError(f"training ended: {_cause(error)}{resume_hint(config)}") from error
@@ -328,9 +319,9 @@ def train(
         ray.shutdown()
 
 
-def _run_task(task: Callable[[DictConfig], None], config: DictConfig, prompts: Encoded) -> None:
-    """Run a task in a process that has the prompts of the starting one."""
-    take_prompts(prompts)
+def _run_task(task: Callable[[DictConfig], None], config: DictConfig, files: Mapping[str, RecordFile]) -> None:
+    """Run a task in a process that has the record files of the starting one."""
+    take_files(files)
     task(config)
 
 

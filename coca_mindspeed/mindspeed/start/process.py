@@ -54,7 +54,7 @@ class CocaSettings(ScoringSettings):
     samples_prompts: Annotated[int, _FREE] = Field(2, ge=1, description="prompts per dump, with all responses")
     output_dir: Annotated[Path | None, _FREE] = Field(None, description="directory of samples and validation results")
     data_sha256: Annotated[dict[str, str], _FREE] = Field(
-        {}, description="SHA-256 of record files by path; compared on every node"
+        {}, description="SHA-256 of record files by path, which a resumed run must share"
     )
     npu_memory_gib: Annotated[float | None, _FREE] = Field(
         None, gt=0, description="see hardware.memory_gib; tells on which NPUs metrics were measured"

@@ -1,14 +1,13 @@
-"""Record files of a run: the same on every node, their prompts with the chat template applied, and their checks.
+"""Files of a run: records, which its starting process reads for all others, with their prompts; and weights, which
+must be the same on every node.
 
-Rows carry the index of their record: a node with another version of a file would grade responses by the answers to
-other questions.
+Rows carry the index of their record, so every process must have the same records.
 """
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,74 +27,41 @@ from coca_mindspeed.errors import ConfigError, DataError, raise_problems
 from coca_mindspeed.mindspeed.start.process import CocaSettings
 from coca_mindspeed.utils.files import file_sha256, fingerprint
 
-#: SHA-256 of record files -> their prompts, token ids int32 one after the other and where each of them ends.
-Encoded = dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
-_encoded: Encoded = {}  # those that the starting process has given to this one
+#: Token ids, int32, of prompts one after the other, and where each of them ends.
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Version:
-    """A file's content, as far as the file system tells; the path is only where it was read first."""
+class RecordFile:
+    """A file of records, as the process that starts a run has read it.
 
-    path: Path = field(compare=False)
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> "_Version":
-        status = path.stat()
-        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _digest(version: _Version) -> str:
-    return file_sha256(version.path)
-
-
-@lru_cache(maxsize=2)  # of training and validation
-def _records(version: _Version) -> tuple[Record, ...]:
-    return tuple(read_records(version.path))
-
-
-def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
-    """The record files of training and validation, as far as they are set."""
-    return [Path(path) for path in (data_path, eval_data) if path is not None]
-
-
-def digests(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by path of the files that are on this machine; a run may be planned and started elsewhere."""
-    return {str(path): _digest(_Version.of(path)) for path in paths if path.is_file()}
-
-
-def with_digests(settings: CocaSettings, files: Iterable[Path]) -> CocaSettings:
-    """The settings with the SHA-256 of this machine's files, with which every other node compares its own.
-
-    Raises ConfigError if a file has changed since the run was planned.
+    Attributes:
+        records: all of its records.
+        sha256: of its content.
+        prompts: of its records; None: not encoded, because the tokenizer is not here.
     """
-    planned, found = settings.data_sha256, digests(files)
-    for path, digest in found.items():
-        if planned.get(path, digest) != digest:
-            raise ConfigError(
-                f"coca.data_sha256: {path} has changed since the run was planned (SHA-256 {planned[path][:12]}…, found "
-                f"{digest[:12]}…); plan it again: start it by its launch script, or run coca-mindspeed check --write"
-            )
-    return settings.model_copy(update={"data_sha256": {**planned, **found}})
+
+    records: tuple[Record, ...]
+    sha256: str
+    prompts: Encoded | None = None
 
 
-def read_run_records(path: Path, planned: Mapping[str, str]) -> list[Record]:
-    """Read a record file of the run on the node of this process; ``planned`` is ``coca.data_sha256``.
+_files: dict[str, RecordFile] = {}  # of the run, by path; the starting process has given them to this one
 
-    Raises DataError if the file differs on this node, or is no record file.
-    """
-    wanted = planned.get(str(path))
-    if wanted is not None and (found := _digest(_Version.of(path))) != wanted:
-        raise DataError(
-            f"{path}: on {socket.gethostname()} the file has SHA-256 {found[:12]}…, expected {wanted[:12]}… as where "
-            "the run was started; copy it to every node, or use a shared file system"
-        )
-    return read_record_file(path)
+
+def take_files(files: Mapping[str, RecordFile]) -> None:
+    """Let this process use the files of a run that the starting process has read, by their absolute paths."""
+    _files.update(files)
+
+
+def run_records(path: str | Path) -> tuple[Record, ...]:
+    """The records of a file of the run that :func:`take_files` has been given."""
+    return _files[str(path)].records
+
+
+def all_records() -> dict[str, tuple[Record, ...]]:
+    """The records of all files of the run, by path, for its other processes."""
+    return {path: file.records for path, file in _files.items()}
 
 
 def weights_digests(folders: Iterable[Path]) -> dict[str, str]:
@@ -110,13 +76,10 @@ def weights_digests(folders: Iterable[Path]) -> dict[str, str]:
     return {str(place): str(fingerprint(place)) for place in shown}
 
 
-def differing_files(planned: Mapping[str, str]) -> list[str]:
-    """Lines for the files of ``planned`` (SHA-256 by path) that this machine lacks or has with another content.
-
-    Those of folders are :func:`fingerprint`.
-    """
+def differing_weights(planned: Mapping[str, str]) -> list[str]:
+    """Lines for the folders of ``planned`` (:func:`fingerprint` by path) that are missing or different here."""
     host = socket.gethostname()
-    found = {path: (fingerprint if Path(path).is_dir() else _sha256)(Path(path)) for path in planned}
+    found = {path: fingerprint(Path(path)) for path in planned}
     return [
         f"{path}: on {host} " + (f"SHA-256 {digest[:12]}…, expected {planned[path][:12]}…" if digest else "not there")
         for path, digest in found.items()
@@ -124,52 +87,61 @@ def differing_files(planned: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _sha256(path: Path) -> str | None:
-    return file_sha256(path) if path.is_file() else None
+def check_weights_on_nodes(planned: Mapping[str, str]) -> None:
+    """Compare weights on every node of the Ray cluster with ``planned`` (:func:`weights_digests`).
 
-
-def check_files_on_nodes(planned: Mapping[str, str]) -> None:
-    """Compare files on every node of the Ray cluster with ``planned`` before a model is built: records and weights.
-
-    ``planned`` is ``coca.data_sha256``, and :func:`weights_digests`.  Raises DataError with a line for each file and
-    folder of a node that differs.
+    Raises DataError with a line for each folder of a node that differs.
     """
     if not planned:
         return
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(differing_files)
+    task = ray.remote(differing_weights)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     found = ray.get([task.options(num_cpus=0, scheduling_strategy=place).remote(planned) for place in places])
     if lines := [*dict.fromkeys(line for lines in found for line in lines)]:
-        fix = "copy the files to every node, or use a shared file system"
-        raise DataError("\n".join(["the nodes have different files:", *lines, fix]))
+        fix = "copy them to every node, or use a shared file system"
+        raise DataError("\n".join(["the nodes have different weights:", *lines, fix]))
 
 
-def read_record_file(path: Path) -> list[Record]:
-    """The records of a file, which a process parses once for each version of the file.
+def read_record_file(path: Path) -> RecordFile:
+    """Read a file of records.
 
     Raises DataError for another layout, with the command that converts the file, or for a record that cannot be used.
     """
     try:
-        return list(_records(_Version.of(path)))
+        return RecordFile(sha256=file_sha256(path), records=tuple(read_records(path)))
     except LayoutError as error:
         fix = f"convert it, and name its train.jsonl: {conversion_command(path)}"
         raise DataError(f"{error.reason}\n    {fix}") from error
 
 
-def load_prompts(
-    path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int, name_of: Callable[[str], str] = str
-) -> tuple[list[Record], list[NDArray[np.int32]]]:
-    """Read all records of a file and encode their prompts; writes the run's variables into the chat template.
+def load_prompts(path: str | Path, tokenizer: Any, settings: CocaSettings, max_tokens: int) -> list[NDArray[np.int32]]:
+    """The prompts of a file of the run; raises as :func:`encode_file` if they are still to be encoded."""
+    file = _files[str(path)]
+    if file.prompts is None:
+        file = _files[str(path)] = encode_file(path, file, tokenizer, settings, max_tokens)
+    assert file.prompts is not None
+    token_ids, ends = file.prompts
+    return np.split(token_ids, ends[:-1])
 
-    Raises ConfigError for a chat template that cannot be trained on, DataError for a file without records or with
-    another checksum than planned, or for a prompt that is longer than ``max_tokens``.
+
+def encode_file(
+    path: str | Path,
+    file: RecordFile,
+    tokenizer: Any,
+    settings: CocaSettings,
+    max_tokens: int,
+    name_of: Callable[[str], str] = str,
+) -> RecordFile:
+    """Encode the prompts of a file; writes the run's variables into the chat template.
+
+    Raises ConfigError for a chat template that cannot be trained on, DataError for a file without records, or for a
+    prompt that is longer than ``max_tokens``.
     """
-    records = read_run_records(path, settings.data_sha256)
-    if not records:
+    if not file.records:
         raise DataError(f"{path}: no record found")
     model = name_of("model.path")
     if tokenizer.chat_template is None:
@@ -180,32 +152,28 @@ def load_prompts(
     clock = f"set {name_of('model.prompt_date')}=YYYY-MM-DD"
     keys = TemplateKeys(name_of("model.chat_template_kwargs"), name_of("method.thinking"), clock)
     model += f"={tokenizer.name_or_path}"
-    check_template(tokenizer, records, prompt, model, keys, thinking=settings.method.thinking)
-    if (given := _encoded.get(settings.data_sha256.get(str(path), ""))) is not None:
-        token_ids, ends = given
-        return records, np.split(token_ids, ends[:-1])
-    rows = bounded_prompt_tokens(tokenizer, records, prompt, max_tokens, "rl_config.max_prompt_length")
-    return records, [np.asarray(ids, dtype=np.int32) for ids in rows]
+    check_template(tokenizer, file.records, prompt, model, keys, thinking=settings.method.thinking)
+    encoded = bounded_prompt_tokens(tokenizer, file.records, prompt, max_tokens, "rl_config.max_prompt_length")
+    rows = [np.asarray(ids, dtype=np.int32) for ids in encoded]
+    return replace(file, prompts=(np.concatenate(rows), np.cumsum([len(row) for row in rows])))
 
 
-def take_prompts(encoded: Encoded) -> None:
-    """Let :func:`load_prompts` of this process use prompts that the starting process has encoded."""
-    _encoded.update(encoded)
-
-
-def check_prompts_of_files(
-    path: Path, files: Sequence[Path], settings: CocaSettings, max_tokens: int, name_of: Callable[[str], str] = str
-) -> Encoded:
-    """Encode the prompts of the record files that are on this machine with the tokenizer in ``path``.
+def encode_files(
+    path: Path,
+    files: Mapping[str, RecordFile],
+    settings: CocaSettings,
+    max_tokens: int,
+    name_of: Callable[[str], str] = str,
+) -> dict[str, RecordFile]:
+    """Encode the prompts of files, by path, with the tokenizer in ``path``, if it is here.
 
     ``name_of`` gives the names of our keys in the run's file.
 
     Raises ConfigError if the tokenizer does not load or ends a turn with another token than its end of text, or as
-    :func:`load_prompts`.
+    :func:`encode_file`.
     """
-    present = [file for file in files if file.is_file()]
-    if not present or not (path / "tokenizer.json").is_file():
-        return {}
+    if not files or not (path / "tokenizer.json").is_file():
+        return dict(files)
     from transformers import AutoTokenizer
 
     model = f"{name_of('model.path')}={path}"
@@ -214,11 +182,10 @@ def check_prompts_of_files(
     except Exception as error:  # the tokenizers library raises bare exceptions
         raise ConfigError(f"{model}: its tokenizer cannot be loaded: {error}") from error
     _check_end_of_text(tokenizer, model)
-    encoded: Encoded = {}
-    for file in present:
-        print(f"coca-mindspeed: checking the prompts of {file}", flush=True)
-        _, rows = load_prompts(file, tokenizer, settings, max_tokens, name_of)
-        encoded[settings.data_sha256[str(file)]] = np.concatenate(rows), np.cumsum([len(row) for row in rows])
+    encoded = {}
+    for name, file in files.items():
+        print(f"coca-mindspeed: checking the prompts of {name}", flush=True)
+        encoded[name] = encode_file(name, file, tokenizer, settings, max_tokens, name_of)
     return encoded
 
 

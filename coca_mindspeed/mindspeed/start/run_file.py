@@ -18,7 +18,6 @@ from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.keys import WRITTEN, identity_keys, put
 from coca_mindspeed.mindspeed.requirements import MindSpeedView
 from coca_mindspeed.mindspeed.start.process import VALIDATION, CocaSettings
-from coca_mindspeed.mindspeed.start.records import digests, record_files
 from coca_mindspeed.scoring.settings import stored_section
 from coca_mindspeed.utils.directories import nearby_runs
 from coca_mindspeed.utils.files import write_atomically
@@ -26,8 +25,12 @@ from coca_mindspeed.utils.json_files import read_steps
 from coca_mindspeed.utils.text_formats import value_of
 
 # Files and directories, made absolute: Ray's workers have working directories of their own.
-_DATA = ("megatron_training.data_path", "coca.eval_data")
-_PATHS = (*_DATA, "megatron_training.tokenizer_name_or_path", "actor_config.load")
+_PATHS = (
+    "megatron_training.data_path",
+    "coca.eval_data",
+    "megatron_training.tokenizer_name_or_path",
+    "actor_config.load",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def mindspeed_values(
         if not theirs and (found := value(run, iterations, files)) is not None:
             put(values, key, found)
     _fix_reference(values, start)
-    put(values, "coca.data_sha256", digests(record_files(*(value_of(values, key) for key in _DATA))))
+    put(values, "coca.data_sha256", {path: file.sha256 for path, file in start.files.items()})
     actor = values["actor_config"]
     if resume:
         if newest_iteration(files.checkpoints) is None:
