@@ -308,10 +308,8 @@ def test_files_of_the_run(good, monkeypatch):
     }
     assert {key: problem.code for key, problem in found.items()} == codes
     elsewhere = replace(machine, environment={**machine.environment, "NODE_RANK": "1"})
-    assert found.keys() - examine(elsewhere, run).keys() == {
-        "data.train",
-        "data.evaluate",
-    }  # the head reads them for all
+    # The first node reads them for all.
+    assert found.keys() - examine(elsewhere, run).keys() == {"data.train", "data.evaluate"}
     assert found["config.json: hidden_size"].value == 5
     assert found["weights"].value == "TP 4, PP 2"
     rope = {"rope_theta": config.pop("rope_theta"), "rope_type": "default"}  # as transformers 5 writes it

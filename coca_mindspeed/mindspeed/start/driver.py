@@ -273,9 +273,9 @@ def prepare(
 ) -> Training:
     """Check MindSpeed-RL's sections on this machine, and what they name: checkouts, weights, prompts.
 
-    ``files`` are the record files of the sections, by path.  Of a later stage, ``before`` is the stage before: its method
-    and prompts are not checked again.  ``name_of`` gives the names of our keys in the run's file.  Prints keys that are
-    ignored, and the variables of Ray's workers.  Raises CocaError if the run cannot work.
+    ``files`` are the record files of the sections, by path.  Of a later stage, ``before`` is the stage before: its
+    method and prompts are not checked again.  ``name_of`` gives the names of our keys in the run's file.  Prints keys
+    that are ignored, and the variables of Ray's workers.  Raises CocaError if the run cannot work.
     """
     checkouts = find_checkouts(environment)
     raise_problems(shipped_keys().problems(values))  # types, before values are compared
