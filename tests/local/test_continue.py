@@ -25,7 +25,7 @@ from coca_mindspeed.local.report import left_out
 from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.utils.directories import MARKER
 from coca_mindspeed.utils.json_files import read_object, write_json
-from tests.local.runs_for_tests import SMALL, killed, result, rows, small_session, train
+from tests.local.runs_for_tests import SMALL, killed, open_session, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
 
@@ -96,6 +96,15 @@ def test_keys_that_bound_memory_may_change(tmp_path, six_steps, change, same_sam
         for key in ("objective/grad_norm", "rollout/entropy"):
             assert [row[key] for row in after] == pytest.approx([row[key] for row in before], rel=1e-3)
     small_session(output, *TINY, change, resume=True).close()  # its configuration is the new one
+
+
+def test_an_edited_copy_of_the_settings_is_another_run(tmp_path, six_steps):
+    output = copy(six_steps, tmp_path / "run")
+    file = output / "config.yaml"
+    file.write_text(file.read_text().replace("temperature: 1.0", "temperature: 0.5", 1))
+    with pytest.raises(ConfigError) as caught:
+        open_session(compose_run(str(file)), output, resume=True)
+    assert [problem[:3] for problem in caught.value.problems] == [("another-run", "rollout.temperature", 0.5)]
 
 
 def test_other_records_under_the_same_path_are_refused(tmp_path):

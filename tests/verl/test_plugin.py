@@ -1,6 +1,7 @@
 """The plugin without verl: it imports nothing heavy, its manifest is complete, and resumed runs are compared."""
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,26 @@ def test_keys_that_a_later_release_adds_have_their_defaults_in_an_earlier_run(tm
     with pytest.raises(ConfigError) as caught:
         check_resume(tmp_path, VerlSettings(), 10, 5)
     assert [problem.key for problem in caught.value.problems] == problems
+
+
+def test_a_run_is_not_resumed_on_other_records(tmp_path):
+    """Changed ones, others in their place, or fewer; a copy elsewhere is the same."""
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for file in files:
+        file.write_text(file.name)
+    given = [str(file) for file in files]
+    check_resume(tmp_path, VerlSettings(), 10, 0, train_files=given)
+    check_resume(
+        tmp_path, VerlSettings(), 10, 5, train_files=[str(shutil.copy(file, f"{file}.copy")) for file in files]
+    )
+    files[1].write_text("changed")
+    for asked, numbers in ((given, [1]), (given[::-1], [0, 1]), (given[:1], [1])):
+        with pytest.raises(ConfigError) as caught:
+            check_resume(tmp_path, VerlSettings(), 10, 5, train_files=asked)
+        keys = [f"data.train_files.{number}" for number in numbers]
+        assert [(problem.code, problem.key.removesuffix(".sha256")) for problem in caught.value.problems] == [
+            ("another-run", key) for key in keys
+        ]
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
