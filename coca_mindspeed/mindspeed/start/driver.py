@@ -184,24 +184,23 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
 
     Raises ConfigError if a ``load`` holds no checkpoint, or none with optimizer state where that is to be loaded.
     """
-    actor = config.get("actor_config") or {}
-    named = {"actor_config.load": actor.get("load")}
+    view, actor = MindSpeedView(config), "megatron_training"
+    load = view.value(f"{actor}.load")
+    named = {view.place(f"{actor}.load"): load}
     if reference:
-        mode = (config.get("rl_config") or {}).get("integrated_mode_config") or {}
-        named["ref_config.load"] = (config.get("ref_config") or {}).get("load")
-        named["rl_config.integrated_mode_config.ref_model_load_path"] = mode.get("ref_model_load_path")
+        for key in ("ref_config.load", "rl_config.integrated_mode_config.ref_model_load_path"):
+            named[key] = value_of(config, key)
     for key, path in named.items():
         if path is not None:
             try:
                 check_checkpoint(Path(path))
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
-    load = actor.get("load")
-    resumes = actor.get("finetune") is False and actor.get("no_load_optim") is False
+    resumes = view.value(f"{actor}.finetune") is False and view.value(f"{actor}.no_load_optim") is False
     if load is not None and resumes and newest_iteration(Path(load)) is None:
         raise ConfigError(
-            f"actor_config.no_load_optim: false beside finetune: false resumes a training, and {load} holds converted "
-            "weights without optimizer state; name the checkpoints of a training"
+            f"{view.place(f'{actor}.no_load_optim')}: false beside finetune: false resumes a training, and {load} has "
+            "converted weights without optimizer state; name the checkpoints of a training"
         )
 
 
