@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from coca_mindspeed.config.checks import steps_of_epochs
 from coca_mindspeed.config.plan import Questions
@@ -30,7 +30,7 @@ class Length(NamedTuple):
     problems: tuple[Problem, ...] = ()
 
 
-def _is_here(path: str | None) -> bool:
+def _is_here(path: str | None) -> TypeGuard[str]:
     return path is not None and Path(path).is_file()
 
 
