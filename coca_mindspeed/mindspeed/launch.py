@@ -9,9 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.errors import UsageError, raise_problems
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.mindspeed.checkpoints import newest_iteration
 from coca_mindspeed.mindspeed.cluster_run import ClusterRun
 from coca_mindspeed.mindspeed.doctor import examine_machine
@@ -89,8 +88,6 @@ def _start(composed: ComposedConfig, call: Launch, nodes: Nodes, key: str, overr
             _instead_of_npus(plan, call),
         )
         check_gold_answers(plan.start, os.environ, starts=claims)
-        if claims:  # the records are read here, for all processes
-            raise_problems(list(missing_data(composed.run, plan.start.key)))
         if not call.dry_run:
             open_log(call.directory(), nodes.rank)
         npus, on_host = plan.start.run.hardware.npus_per_node, plan.start.run.hardware.platform == "host"

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed import launch as of_mindspeed
-from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start import driver, verifiers
 from coca_mindspeed.upstream import launch
 from coca_mindspeed.utils.saving import StopRequest
 
@@ -58,5 +57,5 @@ if __name__ == "__main__":
     launch.wait_for_cluster = wait_for_cluster
     driver.prepare = lambda values, _environment, _files, **_options: OmegaConf.create(values)
     driver.train = train
-    of_mindspeed.missing_data = lambda *_: ()
+    verifiers.missing_data = lambda *_: ()
     sys.exit(main(sys.argv[1:]))

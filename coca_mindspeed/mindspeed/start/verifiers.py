@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.methods import MethodSettings
+from coca_mindspeed.config.checks import missing_data
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import Problem, raise_problems
 from coca_mindspeed.grading.registry import build_grader
@@ -82,10 +83,12 @@ def try_verifiers(
 
 
 def check_gold_answers(start: ClusterRun, environment: Mapping[str, str], *, starts: bool = False) -> None:
-    """Check a run's records, their gold answers and its verifiers.
+    """Check a run's records, their gold answers and its verifiers; where it ``starts``, the records must be here.
 
-    Raises as :func:`check_verifier` and :func:`try_verifiers`.
+    Raises ConfigError without them, and as :func:`check_verifier` and :func:`try_verifiers`.
     """
+    if starts:  # they are read here, for all processes
+        raise_problems(list(missing_data(start.run, start.key)))
     train, evaluate = start.records
     records, prefix = [*train, *evaluate], "" if start.native else "mindspeed_rl."
     check_verifier(start, records)
