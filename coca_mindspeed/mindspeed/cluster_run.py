@@ -114,8 +114,8 @@ class ClusterRun:
     @cached_property
     def files(self) -> dict[str, RecordFile]:
         """Record files that are here, by their absolute paths."""
-        paths = [Path(file).absolute() for file in (self.run.data.train, self.run.data.evaluate) if _is_here(file)]
-        return {str(path): read_record_file(path) for path in paths}
+        paths = [Path(file) for file in (self.run.data.train, self.run.data.evaluate) if _is_here(file)]
+        return {str(path.absolute()): read_record_file(path) for path in paths}  # messages have the path as it is given
 
     @property
     def records(self) -> tuple[Sequence[Record], Sequence[Record]]:
