@@ -117,12 +117,15 @@ class ClusterRun:
         paths = [Path(file) for file in (self.run.data.train, self.run.data.evaluate) if _is_here(file)]
         return {str(path.absolute()): read_record_file(path) for path in paths}  # messages have the path as it is given
 
-    @property
+    @cached_property
     def records(self) -> tuple[Sequence[Record], Sequence[Record]]:
         """Records of training and those held out, of the files that are here."""
-        files = (self.run.data.train, self.run.data.evaluate)
-        train, evaluate = (self.files[str(Path(file).absolute())].records if _is_here(file) else () for file in files)
-        return train, evaluate
+
+        def of(path: str | None) -> Sequence[Record]:
+            file = None if path is None else self.files.get(str(Path(path).absolute()))
+            return () if file is None else file.records
+
+        return of(self.run.data.train), of(self.run.data.evaluate)
 
     @property
     def prompt(self) -> TrainedPrompt:

@@ -111,7 +111,8 @@ def test_the_weights_of_all_nodes_are_compared_before_a_model_is_built(tmp_path,
     checkpoint(weights, 1)
     (weights / "release/mp_rank_00/model_optim_rng.pt").write_bytes(bytes(3 * 2**20))
     write(weights / ".cache/download/model.metadata", "a time")
-    config = OmegaConf.create({"megatron_training": {"load": str(weights)}})
+    train = write_sums(tmp_path / "train.jsonl", "1")
+    config = OmegaConf.create({"megatron_training": {"load": str(weights), "data_path": str(train)}})
     planned = weights_digests(driver.weight_folders(config))
 
     def options(*, num_cpus, scheduling_strategy):

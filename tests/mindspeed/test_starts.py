@@ -218,7 +218,8 @@ def _drive(changes: list[str]) -> Mapping[str, Any]:
     base = mindspeed_config(megatron_training={"tokenizer_name_or_path": "model", **DATA})
     config: Any = OmegaConf.to_container(OmegaConf.merge(base, OmegaConf.from_dotlist(changes)))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        files = {path: read_record_file(Path(path)) for path in [DATA["data_path"]] if Path(path).is_file()}
+        data = Path(DATA["data_path"])
+        files = {str(data): read_record_file(data)} if data.is_file() else {}
         training = driver.prepare(config, os.environ, files)
     process, sections = training.process, OmegaConf.to_container(training.config)
     coca = {**process.coca.model_dump(mode="json"), "rollout_engine": process.coca.rollout_engine}

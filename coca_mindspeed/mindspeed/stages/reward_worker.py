@@ -58,8 +58,7 @@ class RewardWorker:
         """Set the records of the run's files, by path."""
         self._check_initialised()
         self._files = files
-        self._records = files[self._training_file]
-        self._form = form_of(self._records, self._settings.method, self._settings.chat_template_kwargs)
+        self._form = form_of(files[self._training_file], self._settings.method, self._settings.chat_template_kwargs)
 
     def init_transfer_dock(self, td: Any, *_others: Any) -> None:
         """Set the dock."""
@@ -79,7 +78,7 @@ class RewardWorker:
         ):
             start = time.time()
             check_groups(rows.indexes, rl_config.n_samples_per_prompt)
-            graded = self._scorer.for_training(self._score(rows, self._records))
+            graded = self._scorer.for_training(self._score(rows, self._files[self._training_file]))
             end = time.time()  # MindSpeed-RL's timing also ends before the scores are written
             put(
                 self._dock,

@@ -121,10 +121,7 @@ def read_record_file(path: Path) -> RecordFile:
 def load_prompts(path: str | Path, tokenizer: Any, settings: CocaSettings, max_tokens: int) -> list[NDArray[np.int32]]:
     """The prompts of a file of the run; raises as :func:`encode_file` if they are still to be encoded."""
     file = _files[str(path)]
-    if file.prompts is None:
-        file = _files[str(path)] = encode_file(path, file, tokenizer, settings, max_tokens)
-    assert file.prompts is not None
-    token_ids, ends = file.prompts
+    token_ids, ends = file.prompts or encode_file(path, file, tokenizer, settings, max_tokens)
     return np.split(token_ids, ends[:-1])
 
 
@@ -135,7 +132,7 @@ def encode_file(
     settings: CocaSettings,
     max_tokens: int,
     name_of: Callable[[str], str] = str,
-) -> RecordFile:
+) -> Encoded:
     """Encode the prompts of a file; writes the run's variables into the chat template.
 
     Raises ConfigError for a chat template that cannot be trained on, DataError for a file without records, or for a
@@ -155,7 +152,7 @@ def encode_file(
     check_template(tokenizer, file.records, prompt, model, keys, thinking=settings.method.thinking)
     encoded = bounded_prompt_tokens(tokenizer, file.records, prompt, max_tokens, "rl_config.max_prompt_length")
     rows = [np.asarray(ids, dtype=np.int32) for ids in encoded]
-    return replace(file, prompts=(np.concatenate(rows), np.cumsum([len(row) for row in rows])))
+    return np.concatenate(rows), np.cumsum([len(row) for row in rows])
 
 
 def encode_files(
@@ -185,7 +182,8 @@ def encode_files(
     encoded = {}
     for name, file in files.items():
         print(f"coca-mindspeed: checking the prompts of {name}", flush=True)
-        encoded[name] = encode_file(name, file, tokenizer, settings, max_tokens, name_of)
+        prompts = encode_file(name, file, tokenizer, settings, max_tokens, name_of)
+        encoded[name] = replace(file, prompts=prompts)
     return encoded
 
 
