@@ -27,6 +27,7 @@ from coca_mindspeed.local.respond import respond
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.utils.console import markdown_table, print_text
 from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.progress import StepProgress
 from experiments.reproduce.discrimination import bootstrap_weights, statistics
 
 HEADER = ("kinds", "n", "right", "untrained", "difference", "mean confidence", "ECE", "AUROC", "within kinds")
@@ -39,7 +40,10 @@ def untrained_answers(model: Path, records: Path, *, max_new_tokens: int = 48) -
     asked = list(read_records(records))
     policy = load_policy(model, ModelConfig(compute_dtype="float32"), torch.device("cpu"))
     sampling = RolloutConfig(max_new_tokens=max_new_tokens, batch_responses=96)
-    rollout = respond(policy, asked, None, sampling, torch.Generator().manual_seed(0), 1)
+    with StepProgress(-(-len(asked) // 96) * max_new_tokens, True, title="tokens") as bar:
+        rollout = respond(
+            policy, asked, None, sampling, torch.Generator().manual_seed(0), 1, progress=lambda tokens: bar.show(tokens)
+        )
     with closing(build_grader("auto", {})) as grader:
         return predictions(ResponseScorer(method_settings("rlvr"), policy.text, grader)(rollout, asked))
 
@@ -70,7 +74,7 @@ def _rows(adapted: Sequence[Prediction], untrained: Sequence[Prediction]) -> Ite
             f"{np.mean([p.confidence for p in own if p.confidence is not None]):.2f}",
             figures["ece"],
             figures["auroc"],
-            f"{show('auroc', within[0])} ({show_range('auroc', low, high)})",
+            _shown(show("auroc", within[0]), show_range("auroc", low, high)),
         ]
 
 
@@ -81,7 +85,12 @@ def _pooled(answers: Iterable[Prediction]) -> list[Prediction]:
 
 def _with_interval(board: Scoreboard, run: str, metric: str) -> str:
     interval = board.interval(run, board.columns[0], metric)
-    return f"{show(metric, interval.estimate)} ({show_range(metric, interval.low, interval.high)})"
+    return _shown(show(metric, interval.estimate), show_range(metric, interval.low, interval.high))
+
+
+def _shown(figure: str, bounds: str) -> str:
+    """A figure with its bounds, which one that is undefined has not."""
+    return f"{figure} ({bounds})" if bounds else figure
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sft import encode_responses
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.progress import StepProgress
 
 _WEIGHTS = "model.safetensors"
 _LINEAR = "_proj"
@@ -59,10 +60,11 @@ def input_moments(model: Any, texts: Sequence[list[int]]) -> dict[str, Tensor]:
         for name, layer in model.named_modules()
         if name.endswith(_LINEAR)
     ]
-    with torch.no_grad():
-        for text in texts:
+    with torch.no_grad(), StepProgress(len(texts), True, title="texts") as bar:
+        for done, text in enumerate(texts, 1):
             model(torch.tensor([text]))
             skipped = shared
+            bar.show(done)
     for hook in hooks:
         hook.remove()
     return moments
@@ -92,12 +94,15 @@ def write_adapter(export: Path, base: Path, records: Sequence[Record], adapter: 
     texts = response_texts(policy, records, form.system_prompt, form.decimals or 2)
     trained, before = load_file(export / _WEIGHTS), load_file(base / _WEIGHTS)
     weights, shares = dict[str, Tensor](), []
-    for name, moment in input_moments(policy.model, texts).items():
-        difference = trained[f"{name}.weight"].double() - before[f"{name}.weight"].double()
-        *factors, share = low_rank(difference, moment, rank)
-        shares.append(share)
-        for letter, factor in zip("AB", factors, strict=True):
-            weights[f"base_model.model.{name}.lora_{letter}.weight"] = factor.to(torch.bfloat16).contiguous()
+    moments = input_moments(policy.model, texts)
+    with StepProgress(len(moments), True, title="layers") as bar:
+        for name, moment in moments.items():
+            difference = trained[f"{name}.weight"].double() - before[f"{name}.weight"].double()
+            *factors, share = low_rank(difference, moment, rank)
+            shares.append(share)
+            for letter, factor in zip("AB", factors, strict=True):
+                weights[f"base_model.model.{name}.lora_{letter}.weight"] = factor.to(torch.bfloat16).contiguous()
+            bar.show(len(shares))
     layers = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights})
     adapter.mkdir(parents=True, exist_ok=True)
     LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules=layers).save_pretrained(str(adapter))
