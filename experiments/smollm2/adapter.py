@@ -1,4 +1,4 @@
-"""What a training has changed in a model's linear layers, as a LoRA adapter of few bytes.
+"""Write the change of a training in a model's linear layers as a LoRA adapter of few bytes.
 
 ``python -m experiments.smollm2.adapter EXPORT BASE RECORDS ADAPTER --rank R`` writes it in peft's format, bfloat16,
 with the form of the prompts.  Each layer gets the matrix of rank R whose outputs differ least from those of the
@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from coca_mindspeed.algorithm.parsing import ResponseFormat
+from coca_mindspeed.cli.options import at_least
 from coca_mindspeed.config.prompt_form import PROMPT_FILE, read_prompt_file
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.load import load_policy
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefill import common_prefix_length
 from coca_mindspeed.local.sft import encode_responses
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.progress import StepProgress
 
-_WEIGHTS = "model.safetensors"
 _LINEAR = "_proj"
 _TEXTS = 256  # at most, of RECORDS
 _RIDGE = 1e-3  # of the mean square of an input, for directions that RECORDS do not have
@@ -47,8 +47,11 @@ def low_rank(difference: Tensor, moment: Tensor, rank: int) -> tuple[Tensor, Ten
 
 
 def input_moments(model: Any, texts: Sequence[list[int]]) -> dict[str, Tensor]:
-    """The second moment ``[in, in]`` of the inputs of each linear layer, float64; a prefix of all texts counts once."""
-    shared, moments = _shared_length(texts), dict[str, Tensor]()
+    """The second moment ``[in, in]`` of the inputs of each linear layer, float64.
+
+    A prefix of all texts, as of :func:`.common_prefix_length`, counts once.
+    """
+    shared, moments = common_prefix_length(texts), dict[str, Tensor]()
     skipped = 0
 
     def add(name: str, inputs: tuple[Tensor]) -> None:
@@ -70,11 +73,6 @@ def input_moments(model: Any, texts: Sequence[list[int]]) -> dict[str, Tensor]:
     return moments
 
 
-def _shared_length(texts: Sequence[list[int]]) -> int:
-    first, last = min(texts), max(texts)
-    return next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-
-
 def response_texts(
     policy: Policy, records: Sequence[Record], system_prompt: str | None, decimals: int
 ) -> list[list[int]]:
@@ -92,12 +90,12 @@ def write_adapter(export: Path, base: Path, records: Sequence[Record], adapter: 
     form = read_prompt_file(export / PROMPT_FILE).form
     policy = load_policy(export, ModelConfig(compute_dtype="float32"), torch.device("cpu"))
     texts = response_texts(policy, records, form.system_prompt, form.decimals or 2)
-    trained, before = load_file(export / _WEIGHTS), load_file(base / _WEIGHTS)
+    before = load_file(base / "model.safetensors")
     weights, shares = dict[str, Tensor](), []
     moments = input_moments(policy.model, texts)
     with StepProgress(len(moments), True, title="layers") as bar:
         for name, moment in moments.items():
-            difference = trained[f"{name}.weight"].double() - before[f"{name}.weight"].double()
+            difference = policy.model.get_submodule(name).weight.detach().double() - before[f"{name}.weight"].double()
             *factors, share = low_rank(difference, moment, rank)
             shares.append(share)
             for letter, factor in zip("AB", factors, strict=True):
@@ -111,20 +109,11 @@ def write_adapter(export: Path, base: Path, records: Sequence[Record], adapter: 
     return sum(shares) / len(shares)
 
 
-def add_adapter(model: Any, adapter: Path) -> Any:
-    """The model with an adapter merged into its weights; raises DataError for a directory without one."""
-    if not (adapter / "adapter_config.json").is_file():  # peft would ask the hub
-        raise DataError(f"{adapter}: has no adapter_config.json; expected a directory that this module wrote")
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.smollm2.adapter", description=__doc__)
     for name in ("export", "base", "records", "adapter"):
         parser.add_argument(name, type=Path, metavar=name.upper())
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=at_least(1), required=True, metavar="R")
     given = parser.parse_args()
     records = list(read_records(given.records))
     records = records[:: -(-len(records) // _TEXTS)]  # a file has its kinds of questions one after the other

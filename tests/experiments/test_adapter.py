@@ -1,4 +1,4 @@
-"""What a training has changed, as an adapter of few bytes."""
+"""The adapter that keeps the change of a training."""
 
 import pytest
 import torch
@@ -8,7 +8,8 @@ from coca_mindspeed.algorithm.methods import method_settings
 from coca_mindspeed.config.prompt_form import PromptForm, TrainedPrompt
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from experiments.smollm2.adapter import add_adapter, input_moments, low_rank, write_adapter
+from experiments.smollm2 import add_adapter
+from experiments.smollm2.adapter import input_moments, low_rank, write_adapter
 from tests.local.models_for_tests import write_random_model
 
 
@@ -29,14 +30,15 @@ def test_moments_are_those_of_the_inputs_and_a_shared_prefix_counts_once():
         num_attention_heads=2, hidden_size=16, intermediate_size=32, num_hidden_layers=1, vocab_size=50
     )
     torch.manual_seed(0)
-    model, texts = LlamaForCausalLM(config).eval(), [[1, 2, 3, 4], [1, 2, 5], [1, 2, 6, 7, 8]]
+    prefix = list(range(20))
+    model, texts = LlamaForCausalLM(config).eval(), [[*prefix, 23, 24], [*prefix, 25], [*prefix, 26, 27, 28]]
     name, expected = "model.layers.0.self_attn.q_proj", torch.zeros(16, 16, dtype=torch.float64)
     found = input_moments(model, texts)
     layer = model.model.layers[0]
     for number, text in enumerate(texts):
         with torch.no_grad():
             inputs = layer.input_layernorm(model.model.embed_tokens(torch.tensor(text))).double()
-        for row in inputs[2 if number else 0 :]:
+        for row in inputs[20 if number else 0 :]:
             expected += torch.outer(row, row)
     assert torch.allclose(found[name], expected)
     assert set(found) == {n for n, _ in model.named_modules() if n.endswith("_proj")}
